@@ -1,0 +1,19 @@
+//! pg_shardmap: routes plain SQL to the shard that holds the key, inside the database.
+//!
+//! This file holds the library's magic block, the SQL that makes the extension, and `_PG_init`, which calls each
+//! module's `init` in a fixed order. Decisions are made in `shardmap_core` (`src/core`); `src/pg` carries them out.
+
+use pgrx::prelude::*;
+
+mod pg;
+
+::pgrx::pg_module_magic!(name, version);
+
+extension_sql_file!("../sql/schema.sql", name = "schema", bootstrap);
+
+/// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
+/// that uses one of its functions.
+#[pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    pg::init();
+}

@@ -1,0 +1,9 @@
+//! The only place that names Postgres' internals: hooks, catalog access, the foreign data wrapper, SQL functions.
+//!
+//! Pointers from Postgres are read once, at the edge, into plain Rust values; what to do with them is decided in
+//! `shardmap_core`. Read next: [`error`] for how a refusal is raised, then the module of the part you care about.
+
+pub mod error;
+
+/// Registers settings, hooks and callbacks. Runs once per process, in this order.
+pub fn init() {}
