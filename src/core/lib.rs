@@ -1,0 +1,18 @@
+//! The rules of `pg_shardmap`, without Postgres: values in, values out.
+//!
+//! Decides which shard owns a key, what a change of the map would move, and what a plan would cost. What always holds:
+//! no clock, no I/O, no logging, no `unsafe`, no panics; the same input gives the same output on every machine, because
+//! a different answer would look for rows on the wrong shard. Refuses by returning a value of [`error`], never by
+//! stopping. Read [`key`] and [`hash`] next, then [`map`].
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod hash;
+pub mod ids;
+pub mod key;
+pub mod map;
+pub mod pins;
+pub mod range;
+pub mod ring;
+mod validate;
