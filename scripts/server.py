@@ -1,7 +1,7 @@
 """One Postgres server of ours: made from the version's template, started, stopped, killed, asked.
 
 Always true: a server has a data folder, a port of 127.0.0.1 and a socket folder of its own, and is signalled only by
-the pid of the postmaster whose working directory is that data folder. Root runs it as the user pg_shardmap, since
+the pid of the postmaster whose working directory is that data folder. Root runs it as the user shardmap, since
 Postgres refuses root; anyone else runs it as himself. Next: cluster.py.
 """
 
@@ -17,7 +17,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
-RUN_USER = "pg_shardmap" if os.geteuid() == 0 else None
+RUN_USER = "shardmap" if os.geteuid() == 0 else None
 
 # Fast and small: these servers are thrown away. fsync off does not weaken a test that kills a server, only one that
 # kills the machine.

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Tests with real servers: tests/cluster, by pytest. Arguments go to pytest. Tests import cluster.py and server.py.
+. "$(dirname "$0")/lib.sh"
+"$ROOT/scripts/python-packages.sh"
+cd "$ROOT"
+export PYTHONPATH=$ROOT/scripts PYTHONDONTWRITEBYTECODE=1 PG
+timed "cluster tests, Postgres $PG" "some minutes" \
+    "$TOOLS/venv/bin/python" -m pytest -q -p no:cacheprovider --durations=5 tests/cluster "$@"
