@@ -7,12 +7,22 @@
 
 #![forbid(unsafe_code)]
 
+pub mod alloc;
+pub mod balance;
+pub mod capacity;
+pub mod diff;
 pub mod error;
+pub mod export;
+pub mod fingerprint;
+pub mod fraction;
 pub mod hash;
 pub mod ids;
 pub mod key;
 pub mod map;
+pub mod normal;
 pub mod pins;
 pub mod range;
 pub mod ring;
+pub mod route;
+pub mod statistics;
 mod validate;

@@ -4,6 +4,8 @@
 //! as a whole when it is built, and never changes after; a lookup allocates nothing. Refuses, in [`KeyspaceMap::build`],
 //! whatever would leave two answers or none by mistake. Read [`crate::ring`] and [`crate::range`] next.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{MapError, RouteError};
@@ -12,7 +14,7 @@ use crate::ids::{KeyspaceName, ShardName, ShardNumber, Token};
 use crate::pins::Pins;
 pub use crate::range::RangeOrder;
 use crate::range::{Directory, Miss};
-use crate::ring::{Point, Ring};
+use crate::ring::{distance, Point, Ring};
 use crate::validate;
 
 /// How keys are given to shards.
@@ -24,6 +26,17 @@ pub enum Strategy {
     Modulo,
     /// Ordered key ranges.
     Range(RangeOrder),
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ring => "ring",
+            Self::Modulo => "modulo",
+            Self::Range(RangeOrder::Integer) => "range of integers",
+            Self::Range(RangeOrder::Bytes) => "range of bytes",
+        })
+    }
 }
 
 /// What a shard does at the moment.
@@ -176,6 +189,15 @@ impl KeyspaceMap {
         })
     }
 
+    /// Returns the shard that owns a position of the ring, pins aside; nothing under another strategy or for no points.
+    #[must_use]
+    pub fn owner_of_token(&self, token: Token) -> Option<ShardNumber> {
+        match &self.rule {
+            Rule::Ring(ring) => ring.owner(token),
+            Rule::Modulo(_) | Rule::Range(_) => None,
+        }
+    }
+
     fn owner_by_range(
         &self,
         directory: &Directory,
@@ -261,6 +283,17 @@ impl KeyspaceMap {
         }
     }
 
+    /// Returns the length of each arc of the ring, and its owner.
+    pub(crate) fn arc_lengths(&self) -> impl Iterator<Item = (u64, ShardNumber)> + '_ {
+        let ring = match &self.rule {
+            Rule::Ring(ring) => Some(ring),
+            Rule::Modulo(_) | Rule::Range(_) => None,
+        };
+        ring.into_iter()
+            .flat_map(Ring::arcs)
+            .map(|(after, point)| (distance(after, point.token), point.shard))
+    }
+
     pub(crate) fn rule(&self) -> &Rule {
         &self.rule
     }
@@ -284,7 +317,7 @@ impl From<&ShardSpec> for Shard {
 
 /// Returns `digest` mod `count`, and 0 for no shards. In 32-bit steps, as 128-bit division is several times slower.
 #[allow(clippy::cast_possible_truncation)] // count is at most 1024, and a remainder below it
-fn remainder(digest: u128, count: usize) -> usize {
+pub(crate) fn remainder(digest: u128, count: usize) -> usize {
     let count = count as u64;
     if count == 0 {
         return 0;

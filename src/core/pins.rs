@@ -45,7 +45,7 @@ impl Pins {
         same.find(|pin| *pin.key == *canonical).map(|pin| pin.shard)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&[u8], ShardNumber)> {
-        self.0.iter().map(|pin| (&*pin.key, pin.shard))
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().map(|pin| &*pin.key)
     }
 }

@@ -46,6 +46,13 @@ impl Bound {
         }
     }
 
+    fn key(&self) -> Key<'_> {
+        match self {
+            Self::Integer(value) => Key::Integer(*value),
+            Self::Bytes(bytes) => Key::Bytes(bytes),
+        }
+    }
+
     fn cmp_key(&self, key: Key<'_>) -> Ordering {
         match (self, key) {
             (Self::Integer(bound), Key::Integer(key)) => bound.cmp(&key),
@@ -69,7 +76,6 @@ pub(crate) struct KeyRange {
     pub(crate) lower: Option<Bound>,
     pub(crate) upper: Option<Bound>,
     pub(crate) shard: ShardNumber,
-    pub(crate) version: u64,
 }
 
 /// Why a lookup found no range.
@@ -108,26 +114,32 @@ impl Directory {
             }
             RangeOrder::Bytes => Key::Bytes(canonical),
         };
-        let starts_at_or_below = |range: &KeyRange| {
-            range
-                .lower
-                .as_ref()
-                .is_none_or(|lower| lower.cmp_key(key) != Ordering::Greater)
-        };
-        let after = self.ranges.partition_point(starts_at_or_below);
-        let range = after
-            .checked_sub(1)
-            .and_then(|at| self.ranges.get(at))
-            .ok_or(Miss::NotCovered)?;
-        let ends_above = range
+        self.find(key).ok_or(Miss::NotCovered)
+    }
+
+    /// Returns the shard of the range that holds `bound`, or of the one without a lower bound.
+    pub(crate) fn owner_from(&self, bound: Option<&Bound>) -> Option<ShardNumber> {
+        match bound {
+            Some(bound) => self.find(bound.key()),
+            None => self
+                .ranges
+                .first()
+                .filter(|range| range.lower.is_none())
+                .map(|range| range.shard),
+        }
+    }
+
+    fn find(&self, key: Key<'_>) -> Option<ShardNumber> {
+        let above = |bound: &Bound| bound.cmp_key(key) == Ordering::Greater;
+        let after = self
+            .ranges
+            .partition_point(|range| !range.lower.as_ref().is_some_and(above));
+        let range = self.ranges.get(after.checked_sub(1)?)?;
+        range
             .upper
             .as_ref()
-            .is_none_or(|upper| upper.cmp_key(key) == Ordering::Greater);
-        if ends_above {
-            Ok(range.shard)
-        } else {
-            Err(Miss::NotCovered)
-        }
+            .is_none_or(above)
+            .then_some(range.shard)
     }
 }
 

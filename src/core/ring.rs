@@ -69,6 +69,14 @@ impl Ring {
             .map(|point| point.shard)
     }
 
+    /// Returns each point with the token before it: its shard owns `(previous, own]`.
+    pub(crate) fn arcs(&self) -> impl Iterator<Item = (Token, Point)> + '_ {
+        let before = self.points.last().into_iter().chain(&self.points);
+        before
+            .map(|point| point.token)
+            .zip(self.points.iter().copied())
+    }
+
     /// Returns the points in ascending order of their tokens.
     #[must_use]
     pub fn points(&self) -> &[Point] {
@@ -81,6 +89,14 @@ fn point(key: u64) -> Point {
     Point {
         token: Token((key >> 32) as u32),
         shard: ShardNumber(key as u16),
+    }
+}
+
+/// Returns the length of the arc `(from, to]`: the whole ring if they are one position.
+pub(crate) fn distance(from: Token, to: Token) -> u64 {
+    match to.0.wrapping_sub(from.0) {
+        0 => 1 << 32,
+        length => u64::from(length),
     }
 }
 

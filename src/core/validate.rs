@@ -152,7 +152,6 @@ fn key_range(
         lower,
         upper,
         shard,
-        version: range.version,
     })
 }
 

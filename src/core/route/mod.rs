@@ -1,0 +1,221 @@
+//! Which shards a statement can touch: the edge describes the statement in plain values, this module decides.
+//!
+//! A statement is a tree of query levels ([`Level`]). Each level has a join tree ([`Node`]) whose leaves are tables of
+//! ours ([`Node::Table`]), derived tables and things that do not matter here; conditions are [`Fact`]s about columns.
+//! For every reference to a logical table the decision is a [`Reach`]: the keys that its rows must have to matter to
+//! the result. What always holds: a row left out by a `Reach` could not have changed the result; where that cannot be
+//! shown, the reach is [`Reach::Everywhere`], with the reason.
+//!
+//! How facts travel: down into a leaf come the WHERE of its level, the ON of joins that it must pass, and the facts of
+//! its inner-joined siblings; never the ON of an outer join into its preserved side. A subquery in an expression hears
+//! all that its level knows about the outer row. Read next: [`solve`] for one table's facts, [`travel`] for the tree.
+
+mod solve;
+mod travel;
+
+pub use travel::decide;
+
+/// The step of the ladder that a statement takes (DESIGN.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Step {
+    /// One shard, in place of the logical table.
+    Substituted,
+    /// Some shards, or one that is only known when the statement starts.
+    Narrowed,
+    /// Rows that each go to their own shard: INSERT of many rows, INSERT .. SELECT.
+    Distributed,
+    /// All shards.
+    FanOut,
+}
+
+impl Step {
+    /// The step's name in views and notes.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Substituted => "substituted",
+            Self::Narrowed => "narrowed",
+            Self::Distributed => "distributed",
+            Self::FanOut => "fan_out",
+        }
+    }
+
+    /// Reads [`Step::as_str`].
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Substituted, Self::Narrowed, Self::Distributed, Self::FanOut].into_iter().find(|s| s.as_str() == name)
+    }
+
+    /// The step in a few words, for EXPLAIN.
+    #[must_use]
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Substituted => "one shard, in place of the logical table",
+            Self::Narrowed => "only the shards of the keys named",
+            Self::Distributed => "each row to its own shard",
+            Self::FanOut => "all shards",
+        }
+    }
+}
+
+/// A column of one table reference in one query level; the edge numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Column(pub u32);
+
+/// What a column is compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// A value known while planning: its canonical text.
+    Known(Vec<u8>),
+    /// NULL: nothing equals it.
+    Null,
+    /// A value that is the same for the whole statement but known only when it starts: a parameter of a generic plan, a
+    /// stable function.
+    Deferred,
+    /// A value that may differ from row to row, or whose equality is not the key's.
+    Unknown,
+}
+
+/// A condition that rows must satisfy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fact {
+    /// Both columns are equal (and neither is NULL).
+    Same(Column, Column),
+    /// The column equals one of the values.
+    Is(Column, Vec<Operand>),
+    /// The column is at least the value.
+    AtLeast(Column, Operand),
+    /// The column is at most the value.
+    AtMost(Column, Operand),
+    /// All of them hold.
+    All(Vec<Fact>),
+    /// At least one of them holds.
+    Any(Vec<Fact>),
+    /// No row passes.
+    Never,
+    /// Something else, which mentions these columns.
+    Other(Vec<Column>),
+}
+
+/// A reference to a logical table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableRef {
+    /// The edge's own number for it; results come back under it.
+    pub id: usize,
+    /// Its key column.
+    pub key: Column,
+}
+
+/// How two sides of a join are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Join {
+    /// Rows of both sides must match.
+    Inner,
+    /// Rows of the left side stay without a match.
+    Left,
+    /// Rows of both sides stay without a match.
+    Full,
+}
+
+/// A node of a level's join tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Node {
+    /// A reference to a logical table, with the conditions that row security puts on it.
+    Table(TableRef, Vec<Fact>),
+    /// A subquery, view or CTE in FROM.
+    Derived(Derived),
+    /// A join of two nodes. A right join is a left join with its sides swapped.
+    Join(Join, Box<Node>, Box<Node>, Vec<Fact>),
+    /// Nodes that are all joined, and the conditions on them.
+    From(Vec<Node>, Vec<Fact>),
+    /// A local table, function, VALUES: nothing to decide.
+    Local,
+}
+
+/// A query whose rows a level reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Derived {
+    /// The queries whose rows it holds: one, or the arms of a set operation.
+    pub arms: Vec<Level>,
+    /// Output columns as the outer level numbers them, with the arms' own columns behind each (`None`: an expression).
+    pub outputs: Vec<Output>,
+}
+
+/// One output column of a [`Derived`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The column as the outer level sees it.
+    pub outer: Column,
+    /// The column behind it in each arm.
+    pub inner: Vec<Option<Column>>,
+    /// Whether a condition on the column may be checked inside: no LIMIT, window or aggregate stands in between.
+    pub open: bool,
+}
+
+/// A subquery in an expression.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sublink {
+    /// The subquery's arms.
+    pub arms: Vec<Level>,
+    /// Whether the level's rows must find a row in it: EXISTS or `= ANY` as a condition by itself in WHERE.
+    pub required: bool,
+    /// For `outer = ANY (subquery)`: the outer column and the subquery's own output column.
+    pub equal: Option<(Column, Column)>,
+}
+
+/// One query level.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Level {
+    /// The join tree, WHERE included.
+    pub from: Node,
+    /// Subqueries in expressions.
+    pub sublinks: Vec<Sublink>,
+    /// CTEs that are read more than once, write, or recurse: each stands for itself.
+    pub apart: Vec<Derived>,
+    /// Whether it yields a row even if no row passes its conditions: it aggregates without GROUP BY.
+    pub always_yields: bool,
+}
+
+/// The keys whose rows can matter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// These keys (canonical texts, sorted, each once); none means that no row can matter.
+    Keys(Vec<Vec<u8>>),
+    /// The keys are named, but known only when the statement starts.
+    Deferred,
+    /// Any key, and why.
+    Everywhere(Reason),
+}
+
+/// Why a reference could not be narrowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// Nothing is said about the key.
+    NoCondition,
+    /// The key is compared, but not for equality with a value that is known.
+    UnknownValue,
+    /// The key is named in one arm of an OR, not in all.
+    OrWithOther,
+    /// The key is named only in the ON of an outer join, which does not restrict the table.
+    OuterJoinOnly,
+}
+
+impl Reason {
+    /// The reason as a sentence about key column `key` of `table`.
+    #[must_use]
+    pub fn sentence(self, table: &str, key: &str) -> String {
+        match self {
+            Self::NoCondition => format!("No condition on the key \"{key}\" of {table}."),
+            Self::UnknownValue => {
+                format!("The key \"{key}\" of {table} is not compared for equality with a value known when the statement starts.")
+            }
+            Self::OrWithOther => format!("The key \"{key}\" of {table} is named in one arm of an OR, not in all."),
+            Self::OuterJoinOnly => {
+                format!("The key \"{key}\" of {table} is named only in the condition of an outer join, which keeps its other rows.")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
