@@ -49,3 +49,9 @@ impl Refusal {
         unreachable!("a report at ERROR does not return")
     }
 }
+
+/// Postgres' error code for a five-character SQLSTATE.
+pub fn sqlstate(code: &str) -> PgSqlErrorCode {
+    let packed = code.bytes().enumerate().fold(0, |packed, (at, c)| packed | (i32::from(c.wrapping_sub(b'0') & 0x3f) << (6 * at)));
+    PgSqlErrorCode::from(packed)
+}

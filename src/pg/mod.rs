@@ -3,7 +3,13 @@
 //! Pointers from Postgres are read once, at the edge, into plain Rust values; what to do with them is decided in
 //! `shardmap_core`. Read next: [`error`] for how a refusal is raised, then the module of the part you care about.
 
+pub mod catalog;
 pub mod error;
+pub mod functions;
+pub mod keys;
+mod raw;
 
 /// Registers settings, hooks and callbacks. Runs once per process, in this order.
-pub fn init() {}
+pub fn init() {
+    catalog::init();
+}

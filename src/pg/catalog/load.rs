@@ -1,0 +1,222 @@
+//! What is read from where: the tables of sql/schema.sql become one [`Catalog`].
+//!
+//! Refuses a map that does not hold together: the core validates each keyspace as a whole.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::rc::Rc;
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+use shardmap_core::ids::{ShardName, ShardNumber};
+use shardmap_core::map::{KeyspaceMap, KeyspaceSpec, RangeOrder, RangeSpec, ShardSpec, ShardState, Strategy};
+
+use super::scan::{self, Row};
+use super::{Catalog, Keyspace, LogicalTable, Partition};
+use crate::pg::error::Refusal;
+use crate::pg::keys::KeyType;
+
+/// OIDs of the catalog tables.
+pub struct Tables {
+    pub keyspace: pg_sys::Oid,
+    shard: pg_sys::Oid,
+    pin: pg_sys::Oid,
+    key_range: pg_sys::Oid,
+    logical_table: pg_sys::Oid,
+    key_class: pg_sys::Oid,
+}
+
+impl Tables {
+    pub fn watched(&self) -> Vec<pg_sys::Oid> {
+        vec![self.keyspace, self.shard, self.pin, self.key_range, self.logical_table, self.key_class]
+    }
+}
+
+/// Finds the catalog tables; `None` where the extension is not installed (or is just being).
+pub fn locate() -> Option<Tables> {
+    // SAFETY: system cache look-ups with constant names; both cache "does not exist" too.
+    let find = |schema: pg_sys::Oid, name: &CStr| unsafe {
+        let oid = pg_sys::get_relname_relid(name.as_ptr(), schema);
+        (oid != pg_sys::InvalidOid).then_some(oid)
+    };
+    // SAFETY: as above.
+    let schema = unsafe { pg_sys::get_namespace_oid(c"shardmap".as_ptr(), true) };
+    if schema == pg_sys::InvalidOid {
+        return None;
+    }
+    Some(Tables {
+        keyspace: find(schema, c"keyspace")?,
+        shard: find(schema, c"shard")?,
+        pin: find(schema, c"pin")?,
+        key_range: find(schema, c"key_range")?,
+        logical_table: find(schema, c"logical_table")?,
+        key_class: find(schema, c"key_class")?,
+    })
+}
+
+/// The OIDs of the logical tables, without loading anything else.
+pub fn logical_tables(tables: &Tables) -> Vec<pg_sys::Oid> {
+    let mut relids = Vec::new();
+    scan::rows(tables.logical_table, |row| relids.extend(row.get::<pg_sys::Oid>("relation")));
+    relids
+}
+
+/// Reads and validates everything.
+pub fn load(tables: &Tables) -> Catalog {
+    let mut catalog = Catalog { keyspaces: keyspaces(tables), ..Catalog::default() };
+    scan::rows(tables.key_class, |row| {
+        let (Some(function), Some(key_type), Some(keyspace)) =
+            (row.get::<pg_sys::Oid>("hash_function"), row.get::<pg_sys::Oid>("key_type"), row.get::<String>("keyspace"))
+        else {
+            return;
+        };
+        if let (Some(key_type), Some(keyspace)) = (KeyType::of(key_type), catalog.keyspaces.get(&keyspace)) {
+            catalog.hashes.insert(function, (Rc::clone(keyspace), key_type));
+        }
+    });
+    let mut found = Vec::new();
+    scan::rows(tables.logical_table, |row| found.extend(logical_table(row, &catalog.keyspaces)));
+    for table in found {
+        let table = Rc::new(LogicalTable { partitions: partitions(table.relid, &table.keyspace), ..table });
+        for (shard, relid) in &table.partitions {
+            let key = attribute_number(*relid, &table.key_column);
+            catalog.partitions.insert(*relid, Partition { table: Rc::clone(&table), shard: *shard, key });
+        }
+        catalog.tables.insert(table.relid, table);
+    }
+    catalog
+}
+
+/// Builds one keyspace's map from the tables alone, as [`load`] does for all.
+fn keyspaces(tables: &Tables) -> HashMap<String, Rc<Keyspace>> {
+    let mut specs: HashMap<String, KeyspaceSpec> = HashMap::new();
+    scan::rows(tables.keyspace, |row| {
+        let name: String = row.get("name").unwrap_or_default();
+        let strategy = match row.get::<String>("strategy").as_deref() {
+            Some("modulo") => Strategy::Modulo,
+            Some("range") if row.get::<String>("range_order").as_deref() == Some("integer") => {
+                Strategy::Range(RangeOrder::Integer)
+            }
+            Some("range") => Strategy::Range(RangeOrder::Bytes),
+            _ => Strategy::Ring,
+        };
+        let version = row.get::<i64>("version").unwrap_or(0).max(0) as u64;
+        let spec = KeyspaceSpec {
+            name: name.as_str().into(),
+            strategy,
+            version,
+            shards: Vec::new(),
+            pins: Vec::new(),
+            ranges: Vec::new(),
+        };
+        specs.insert(name, spec);
+    });
+    scan::rows(tables.shard, |row| {
+        if let Some(spec) = row.get::<String>("keyspace").and_then(|k| specs.get_mut(&k)) {
+            spec.shards.push(shard(row));
+        }
+    });
+    scan::rows(tables.pin, |row| {
+        if let (Some(spec), Some(key), Some(shard)) =
+            (row.get::<String>("keyspace").and_then(|k| specs.get_mut(&k)), row.get("key"), row.get::<String>("shard"))
+        {
+            spec.pins.push((key, ShardName::from(shard)));
+        }
+    });
+    scan::rows(tables.key_range, |row| {
+        if let Some(spec) = row.get::<String>("keyspace").and_then(|k| specs.get_mut(&k)) {
+            spec.ranges.push(RangeSpec {
+                lower: row.get("lower"),
+                upper: row.get("upper"),
+                shard: ShardName::from(row.get::<String>("shard").unwrap_or_default()),
+                version: row.get::<i64>("version").unwrap_or(0).max(0) as u64,
+            });
+        }
+    });
+    specs.into_iter().map(|(name, spec)| (name.clone(), Rc::new(Keyspace { name, map: build(spec) }))).collect()
+}
+
+fn build(spec: KeyspaceSpec) -> KeyspaceMap {
+    let name = spec.name.to_string();
+    KeyspaceMap::build(spec).unwrap_or_else(|error| {
+        Refusal::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, format!("shard map of keyspace \"{name}\" is not valid"))
+            .detail(error.to_string())
+            .hint("Undo the change that led here; nothing is routed by a map that does not hold together.")
+            .raise()
+    })
+}
+
+fn shard(row: &Row<'_>) -> ShardSpec {
+    let tokens: Vec<Option<i64>> = row.get("tokens").unwrap_or_default();
+    ShardSpec {
+        name: ShardName::from(row.get::<String>("name").unwrap_or_default()),
+        number: ShardNumber(row.get::<i32>("number").and_then(|n| u16::try_from(n).ok()).unwrap_or(u16::MAX)),
+        weight: row.get("weight").unwrap_or(1.0),
+        state: match row.get::<String>("state").as_deref() {
+            Some("joining") => ShardState::Joining,
+            Some("draining") => ShardState::Draining,
+            _ => ShardState::Active,
+        },
+        tokens: tokens.into_iter().flatten().filter_map(|t| u32::try_from(t).ok()).collect(),
+    }
+}
+
+/// Reads one logical table; `None` if its relation or key column is gone (a DROP is about to remove the row).
+fn logical_table(row: &Row<'_>, keyspaces: &HashMap<String, Rc<Keyspace>>) -> Option<LogicalTable> {
+    let relid: pg_sys::Oid = row.get("relation")?;
+    let key_column: String = row.get("key_column")?;
+    let keyspace = keyspaces.get(&row.get::<String>("keyspace")?)?;
+    // SAFETY: system cache look-ups; a missing relation or column gives 0 or NULL.
+    let (key, type_oid, name) = unsafe {
+        if pg_sys::get_rel_relkind(relid) == 0 {
+            return None;
+        }
+        let key = attribute_number(relid, &key_column);
+        if key <= 0 {
+            return None;
+        }
+        let name = pg_sys::quote_qualified_identifier(
+            pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relid)),
+            pg_sys::get_rel_name(relid),
+        );
+        (key, pg_sys::get_atttype(relid, key), CStr::from_ptr(name).to_string_lossy().into_owned())
+    };
+    Some(LogicalTable {
+        relid,
+        name,
+        key_column,
+        key,
+        key_type: KeyType::of(type_oid)?,
+        keyspace: Rc::clone(keyspace),
+        fanout_policy: row.get("fanout_policy"),
+        partitions: HashMap::new(),
+    })
+}
+
+/// The number of column `name` of `relid`, or 0.
+fn attribute_number(relid: pg_sys::Oid, name: &str) -> pg_sys::AttrNumber {
+    let name = CString::new(name).unwrap_or_default();
+    // SAFETY: a system cache look-up.
+    unsafe { pg_sys::get_attnum(relid, name.as_ptr()) }
+}
+
+/// The foreign table of each shard below `parent`: a shard's server has the shard's name.
+fn partitions(parent: pg_sys::Oid, keyspace: &Keyspace) -> HashMap<ShardNumber, pg_sys::Oid> {
+    let numbers: HashMap<&str, ShardNumber> = keyspace.map.shards().map(|s| (s.name.as_str(), s.number)).collect();
+    let foreign = |relid: &pg_sys::Oid| unsafe {
+        // SAFETY: a system cache look-up.
+        pg_sys::get_rel_relkind(*relid) as u8 == pg_sys::RELKIND_FOREIGN_TABLE
+    };
+    scan::children(parent)
+        .into_iter()
+        .filter(foreign)
+        .filter_map(|relid| {
+            // SAFETY: the relation is a foreign table, so it has a server; both structs are palloc'd copies.
+            let server = unsafe {
+                let table = pg_sys::GetForeignTable(relid);
+                CStr::from_ptr((*pg_sys::GetForeignServer((*table).serverid)).servername)
+            };
+            numbers.get(server.to_str().ok()?).map(|number| (*number, relid))
+        })
+        .collect()
+}

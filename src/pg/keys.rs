@@ -1,0 +1,129 @@
+//! Key values as Postgres holds them, read into the core's terms.
+//!
+//! Decides which types can be keys. What always holds: equal keys, by the type's own `=`, become equal
+//! [`KeyValue`]s' canonical text. Refuses types and collations for which that cannot be promised.
+
+use std::ffi::CStr;
+
+use pgrx::pg_sys;
+use shardmap_core::key::{CanonicalBuf, KeyKind, KeyValue};
+
+/// A type whose values can be keys: its OID (a domain's base type) and how its values read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KeyType {
+    pub oid: pg_sys::Oid,
+    pub kind: KeyKind,
+}
+
+impl KeyType {
+    /// The key type behind `oid` (looking through domains), or `None` if its values cannot be keys.
+    pub fn of(oid: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: a system cache look-up.
+        let oid = unsafe { pg_sys::getBaseType(oid) };
+        let kind = match oid {
+            pg_sys::INT2OID | pg_sys::INT4OID | pg_sys::INT8OID => KeyKind::Integer,
+            pg_sys::TEXTOID | pg_sys::VARCHAROID => KeyKind::Text,
+            pg_sys::BPCHAROID => KeyKind::Bpchar,
+            pg_sys::UUIDOID => KeyKind::Uuid,
+            pg_sys::NUMERICOID => KeyKind::Numeric,
+            pg_sys::DATEOID => KeyKind::Date,
+            pg_sys::TIMESTAMPOID => KeyKind::Timestamp,
+            pg_sys::TIMESTAMPTZOID => KeyKind::Timestamptz,
+            pg_sys::BYTEAOID => KeyKind::Bytea,
+            _ => return None,
+        };
+        Some(Self { oid, kind })
+    }
+
+    /// Calls `use_text` with the canonical text of `datum`.
+    ///
+    /// # Safety
+    /// `datum` must be a non-null value of this type.
+    pub unsafe fn with_canonical<R>(self, datum: pg_sys::Datum, use_text: impl FnOnce(&[u8]) -> R) -> R {
+        thread_local! {
+            static BUF: std::cell::Cell<CanonicalBuf> = std::cell::Cell::new(CanonicalBuf::new());
+        }
+        let mut buf = BUF.take();
+        let result = use_text(self.value(datum).as_value().canonical(&mut buf));
+        BUF.set(buf);
+        result
+    }
+
+    /// # Safety
+    /// `datum` must be a non-null value of this type.
+    unsafe fn value(self, datum: pg_sys::Datum) -> Held {
+        match self.kind {
+            KeyKind::Integer => Held::Plain(KeyValue::Integer(match self.oid {
+                pg_sys::INT2OID => i64::from(datum.value() as i16),
+                pg_sys::INT4OID => i64::from(datum.value() as i32),
+                _ => datum.value() as i64,
+            })),
+            KeyKind::Date => Held::Plain(KeyValue::Date(datum.value() as i32)),
+            KeyKind::Timestamp => Held::Plain(KeyValue::Timestamp(datum.value() as i64)),
+            KeyKind::Timestamptz => Held::Plain(KeyValue::Timestamptz(datum.value() as i64)),
+            KeyKind::Uuid => Held::Plain(KeyValue::Uuid(*datum.cast_mut_ptr::<[u8; 16]>())),
+            KeyKind::Text | KeyKind::Bpchar | KeyKind::Bytea => {
+                let original = datum.cast_mut_ptr::<pg_sys::varlena>();
+                let plain = pg_sys::pg_detoast_datum_packed(original);
+                let bytes = Varlena { plain, owned: plain != original };
+                match self.kind {
+                    KeyKind::Text => Held::Text(bytes),
+                    KeyKind::Bpchar => Held::Bpchar(bytes),
+                    _ => Held::Bytea(bytes),
+                }
+            }
+            KeyKind::Numeric => {
+                let out = pg_sys::OidOutputFunctionCall(pg_sys::Oid::from(NUMERIC_OUT), datum);
+                let text = CStr::from_ptr(out).to_string_lossy().into_owned();
+                pg_sys::pfree(out.cast());
+                Held::Numeric(text)
+            }
+        }
+    }
+}
+
+/// pg_proc's OID of numeric_out, the same in every version.
+const NUMERIC_OUT: u32 = 1702;
+
+/// A value with what it borrows from.
+enum Held {
+    Plain(KeyValue<'static>),
+    Text(Varlena),
+    Bpchar(Varlena),
+    Bytea(Varlena),
+    Numeric(String),
+}
+
+impl Held {
+    fn as_value(&self) -> KeyValue<'_> {
+        match self {
+            Self::Plain(value) => *value,
+            Self::Text(bytes) => KeyValue::Text(bytes.bytes()),
+            Self::Bpchar(bytes) => KeyValue::Bpchar(bytes.bytes()),
+            Self::Bytea(bytes) => KeyValue::Bytea(bytes.bytes()),
+            Self::Numeric(text) => KeyValue::Numeric(text),
+        }
+    }
+}
+
+/// A detoasted variable-length value, freed if the detoasting made a copy.
+struct Varlena {
+    plain: *mut pg_sys::varlena,
+    owned: bool,
+}
+
+impl Varlena {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: `plain` is a detoasted varlena that lives as long as `self`.
+        unsafe { pgrx::varlena::varlena_to_byte_slice(self.plain) }
+    }
+}
+
+impl Drop for Varlena {
+    fn drop(&mut self) {
+        if self.owned {
+            // SAFETY: the copy was palloc'd by pg_detoast_datum_packed and is not used after this.
+            unsafe { pg_sys::pfree(self.plain.cast()) }
+        }
+    }
+}
