@@ -1,0 +1,225 @@
+-- Shards: how one is added.
+--
+-- Decides where a shard is (a foreign server of its name and a user mapping), its number, its state and its tokens. What
+-- always holds: nothing is left behind of a shard that could not be added; no row changes its owner, for a shard that
+-- joins a keyspace with rows owns nothing until they are moved; every logical table of the keyspace gets its table and
+-- its partition there. Refuses databases that could answer differently, see shards_check.sql. Read shards_change.sql
+-- next.
+
+GRANT USAGE ON FOREIGN DATA WRAPPER shardmap_fdw TO shardmap_admin;
+
+CREATE FUNCTION shardmap._lock_tables(keyspace text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    relation text;
+BEGIN
+    FOR relation IN
+        SELECT t.relation::text FROM shardmap.logical_table t WHERE t.keyspace = $1 ORDER BY t.relation::oid
+    LOOP
+        EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', relation);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION shardmap._lock_tables(text) IS 'holds off writers of all logical tables of a keyspace until the transaction ends, so that no row lands by the old map';
+REVOKE ALL ON FUNCTION shardmap._lock_tables(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._lock_tables(text) TO shardmap_admin;
+
+-- SQL that is true on a shard if a table of `tables` has a row there.
+CREATE FUNCTION shardmap._tables_with_rows(shard text) RETURNS TABLE (relation regclass)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    query text;
+BEGIN
+    SELECT string_agg(format('SELECT %s WHERE EXISTS (SELECT FROM ONLY %s)', t.relation::oid,
+            shardmap._shard_table(t.relation)), ' UNION ALL ') INTO query
+      FROM shardmap.logical_table t JOIN shardmap.shard s ON s.keyspace = t.keyspace WHERE s.name = shard;
+    IF query IS NOT NULL THEN
+        RETURN QUERY SELECT r[1]::oid::regclass FROM shardmap.remote_rows(shard, query) r;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._tables_with_rows(text) IS 'logical tables that have rows on a shard, asked of the shard';
+REVOKE ALL ON FUNCTION shardmap._tables_with_rows(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._tables_with_rows(text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._keyspace_has_rows(keyspace text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    shard text;
+BEGIN
+    FOR shard IN SELECT s.name FROM shardmap.shard s WHERE s.keyspace = $1 ORDER BY s.number LOOP
+        IF EXISTS (SELECT FROM shardmap._tables_with_rows(shard)) THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN false;
+END
+$$;
+COMMENT ON FUNCTION shardmap._keyspace_has_rows(text) IS 'whether any logical table of a keyspace has a row, asked of its shards';
+REVOKE ALL ON FUNCTION shardmap._keyspace_has_rows(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._keyspace_has_rows(text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._choose_tokens(keyspace text, shard text, weight double precision) RETURNS bigint[]
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    space shardmap.keyspace;
+    count double precision;
+BEGIN
+    SELECT k.* INTO STRICT space FROM shardmap.keyspace k WHERE k.name = keyspace;
+    IF space.strategy <> 'ring' THEN
+        RETURN '{}';
+    END IF;
+    count := greatest(round(weight * space.vnodes), 1);
+    IF count > 65536 THEN
+        RAISE EXCEPTION 'shard "%" would have % ring positions', shard, count
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'Use a smaller weight or fewer vnodes: at most 65536 positions.';
+    END IF;
+    RETURN CASE space.allocation
+        WHEN 'balanced' THEN shardmap.balanced_tokens(keyspace, shard, weight, count::integer)
+        ELSE shardmap.random_tokens(shard, count::integer) END;
+END
+$$;
+COMMENT ON FUNCTION shardmap._choose_tokens(text, text, double precision) IS 'ring positions for a shard of a weight, by the keyspace''s allocation; none under another strategy';
+REVOKE ALL ON FUNCTION shardmap._choose_tokens(text, text, double precision) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._choose_tokens(text, text, double precision) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._register_shard(name text, keyspace text, weight double precision, state text, tokens bigint[])
+RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    number integer;
+BEGIN
+    -- A number stays with its shard; those of dropped shards come back into use only when all others are taken.
+    SELECT CASE WHEN max(s.number) < 1023 THEN max(s.number) + 1 WHEN max(s.number) IS NULL THEN 0 END INTO number
+      FROM shardmap.shard s WHERE s.keyspace = $2;
+    IF number IS NULL THEN
+        SELECT min(n) INTO number FROM generate_series(0, 1023) n
+         WHERE NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.keyspace = $2 AND s.number = n);
+    END IF;
+    IF number IS NULL THEN
+        RAISE EXCEPTION 'keyspace "%" is full', keyspace
+            USING ERRCODE = 'program_limit_exceeded', DETAIL = 'A keyspace has at most 1024 shards.';
+    END IF;
+    INSERT INTO shardmap.shard (name, keyspace, number, weight, state, tokens) VALUES ($1, $2, number, $3, $4, $5);
+    PERFORM shardmap.publish_map(keyspace);
+    RETURN number;
+END
+$$;
+COMMENT ON FUNCTION shardmap._register_shard(text, text, double precision, text, bigint[]) IS 'enters a shard in the catalog and publishes the map; returns its number';
+REVOKE ALL ON FUNCTION shardmap._register_shard(text, text, double precision, text, bigint[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._register_shard(text, text, double precision, text, bigint[]) TO shardmap_admin;
+
+-- Runs as the caller, so that the user mapping is the caller's and no one reads with another's password.
+CREATE FUNCTION shardmap._create_server(name text, host text, port integer, dbname text, options text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    server_options text;
+    mapping_options text;
+    secret constant text[] := ARRAY['user', 'password', 'sslpassword', 'oauth_client_secret', 'password_required'];
+BEGIN
+    WITH given (name, value) AS (
+        SELECT o.name, o.value FROM shardmap._parse_options(coalesce(options, '')) o
+        UNION ALL SELECT 'host', _create_server.host WHERE _create_server.host IS NOT NULL
+        UNION ALL SELECT 'port', _create_server.port::text WHERE _create_server.port IS NOT NULL
+        UNION ALL SELECT 'dbname', _create_server.dbname WHERE _create_server.dbname IS NOT NULL
+    ), completed AS (
+        SELECT g.name, g.value FROM given g
+        UNION ALL
+        SELECT d.name, d.value
+          FROM (VALUES ('fetch_size', '1000'), ('batch_size', '1000'), ('async_capable', 'true'),
+                ('use_remote_estimate', 'false')) d (name, value)
+         WHERE NOT EXISTS (SELECT FROM given g WHERE g.name = d.name)
+    )
+    SELECT string_agg(format('%I %L', c.name, c.value), ', ') FILTER (WHERE c.name <> ALL (secret)),
+           string_agg(format('%I %L', c.name, c.value), ', ') FILTER (WHERE c.name = ANY (secret))
+      INTO server_options, mapping_options FROM completed c;
+    EXECUTE format('CREATE SERVER %I FOREIGN DATA WRAPPER shardmap_fdw OPTIONS (%s)', name, server_options);
+    EXECUTE format('COMMENT ON SERVER %I IS %L', name, 'shard of pg_shardmap');
+    EXECUTE format('CREATE USER MAPPING FOR CURRENT_USER SERVER %I%s', name, ' OPTIONS (' || mapping_options || ')');
+    EXECUTE format('ALTER SERVER %I OWNER TO shardmap_admin', name);
+END
+$$;
+COMMENT ON FUNCTION shardmap._create_server(text, text, integer, text, text) IS 'makes a shard''s foreign server, owned by shardmap_admin, and the caller''s user mapping';
+REVOKE ALL ON FUNCTION shardmap._create_server(text, text, integer, text, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._create_server(text, text, integer, text, text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._check_new_shard(name text, weight double precision) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 63 THEN
+        RAISE EXCEPTION 'invalid name "%" for a shard', name
+            USING ERRCODE = 'invalid_name', HINT = 'Use a name of 1 to 63 bytes.';
+    ELSIF EXISTS (SELECT FROM shardmap.shard s WHERE s.name = $1) THEN
+        RAISE EXCEPTION 'shard "%" already exists', name USING ERRCODE = 'duplicate_object';
+    ELSIF EXISTS (SELECT FROM pg_foreign_server f WHERE f.srvname = name) THEN
+        RAISE EXCEPTION 'foreign server "%" already exists', name
+            USING ERRCODE = 'duplicate_object', HINT = 'Choose another name for the shard, or drop the server.';
+    END IF;
+    PERFORM shardmap._check_weight(name, weight);
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_new_shard(text, double precision) IS 'raises an error unless a shard of that name and weight can be made';
+REVOKE ALL ON FUNCTION shardmap._check_new_shard(text, double precision) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_new_shard(text, double precision) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._check_weight(shard text, weight double precision) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF weight IS NULL OR NOT (weight > 0 AND weight <= 1000) THEN
+        RAISE EXCEPTION 'invalid weight % for shard "%"', weight, shard
+            USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'A weight is greater than 0 and at most 1000; 1 is the ordinary one.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_weight(text, double precision) IS 'raises an error unless the weight is one';
+REVOKE ALL ON FUNCTION shardmap._check_weight(text, double precision) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_weight(text, double precision) TO shardmap_admin;
+
+CREATE FUNCTION shardmap.add_shard(
+    name text,
+    host text DEFAULT NULL,
+    port integer DEFAULT NULL,
+    dbname text DEFAULT NULL,
+    options text DEFAULT '',
+    weight double precision DEFAULT 1,
+    keyspace text DEFAULT 'main'
+) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
+DECLARE
+    space shardmap.keyspace;
+    state text := 'active';
+    source text;
+    relation regclass;
+BEGIN
+    space := shardmap._lock_keyspace(keyspace);
+    PERFORM shardmap._check_new_shard(name, weight);
+    PERFORM shardmap._create_server(name, host, port, dbname, options);
+    PERFORM shardmap._check_shard(name);
+    -- Under strategy range a shard owns what set_range gives it: being there changes nothing.
+    IF space.strategy <> 'range' THEN
+        PERFORM shardmap._lock_tables(keyspace);
+        IF shardmap._keyspace_has_rows(keyspace) THEN
+            state := 'joining';
+        END IF;
+    END IF;
+    SELECT s.name INTO source FROM shardmap.shard s WHERE s.keyspace = add_shard.keyspace ORDER BY s.number LIMIT 1;
+    PERFORM shardmap._register_shard(name, keyspace, weight, state,
+        CASE state WHEN 'active' THEN shardmap._choose_tokens(keyspace, name, weight) ELSE '{}' END);
+    FOR relation IN
+        SELECT t.relation FROM shardmap.logical_table t WHERE t.keyspace = add_shard.keyspace ORDER BY t.relation::oid
+    LOOP
+        PERFORM shardmap._clone_shard_table(relation, source, name);
+        PERFORM shardmap._create_partition(relation, name);
+    END LOOP;
+    IF state = 'joining' THEN
+        RAISE NOTICE 'shard "%" owns nothing yet', name
+            USING DETAIL = format('Keyspace "%s" holds rows, which stay where they are.', keyspace),
+                HINT = 'See shardmap.preview_change for what would move to it.';
+    END IF;
+    RETURN state;
+END
+$$;
+COMMENT ON FUNCTION shardmap.add_shard(text, text, integer, text, text, double precision, text) IS 'adds a database as a shard: foreign server, user mapping, checks, tables; returns its state, active or joining';
+REVOKE ALL ON FUNCTION shardmap.add_shard(text, text, integer, text, text, double precision, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.add_shard(text, text, integer, text, text, double precision, text) TO shardmap_admin;
