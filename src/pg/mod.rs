@@ -8,8 +8,10 @@ pub mod error;
 pub mod functions;
 pub mod keys;
 mod raw;
+pub mod remote;
 
 /// Registers settings, hooks and callbacks. Runs once per process, in this order.
 pub fn init() {
     catalog::init();
+    remote::init();
 }

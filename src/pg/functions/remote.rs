@@ -1,0 +1,217 @@
+//! SQL functions on shards: statements for one shard, for all, and the rows of a table to their owners.
+//!
+//! They are written in C's calling convention rather than with `#[pg_extern]`, so that a shard's error keeps every field
+//! (see `remote::failure`). Each runs as the caller, through the caller's user mapping. Read next: `sql/remote.sql` for
+//! who may call them.
+
+use std::ffi::{CStr, CString};
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::Datum;
+use pgrx::{Array, FromDatum, PgSqlErrorCode};
+
+use crate::pg::remote::{copy_rows, guard, run_everywhere, Answer, Connection, Failure, Result};
+
+/// The arguments of a strict function, none of which is NULL, and the place for its rows.
+#[derive(Clone, Copy)]
+struct Call(pg_sys::FunctionCallInfo);
+
+impl Call {
+    fn datum(self, at: usize) -> Datum {
+        // SAFETY: the function was called with the arguments that sql/remote.sql declares.
+        unsafe { (*self.0).args.as_slice((*self.0).nargs as usize)[at].value }
+    }
+
+    fn text(self, at: usize) -> CString {
+        // SAFETY: argument `at` is declared text; the copy is NUL-terminated.
+        unsafe { CStr::from_ptr(pg_sys::text_to_cstring(self.datum(at).cast_mut_ptr())).to_owned() }
+    }
+
+    /// A text argument that is a name.
+    fn name(self, at: usize) -> String {
+        self.text(at).to_string_lossy().into_owned()
+    }
+
+    fn flag(self, at: usize) -> bool {
+        self.datum(at).value() as u8 != 0
+    }
+
+    fn names(self, at: usize) -> Result<Vec<String>> {
+        // SAFETY: argument `at` is declared text[].
+        let array = unsafe { Array::<String>::from_datum(self.datum(at), false) };
+        array.and_then(|array| array.iter().collect::<Option<Vec<_>>>()).ok_or_else(|| {
+            Failure::new(PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED, "array of names must not hold NULL")
+                .hint("Remove the NULL elements.")
+        })
+    }
+
+    /// Prepares for rows. They are kept on disk if they are many.
+    fn rows(self) -> Rows {
+        /// Source: funcapi.h, MAT_SRF_USE_EXPECTED_DESC: also for a function that returns no row type.
+        const USE_EXPECTED_DESCRIPTION: u32 = 1;
+        // SAFETY: the function is declared to return a set; Postgres checks that the caller takes one.
+        unsafe {
+            pg_sys::InitMaterializedSRF(self.0, USE_EXPECTED_DESCRIPTION);
+            let result = (*self.0).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+            let scratch = pg_sys::AllocSetContextCreateInternal(
+                pg_sys::CurrentMemoryContext,
+                c"pg_shardmap rows".as_ptr(),
+                pg_sys::ALLOCSET_DEFAULT_MINSIZE as usize,
+                pg_sys::ALLOCSET_DEFAULT_INITSIZE as usize,
+                pg_sys::ALLOCSET_DEFAULT_MAXSIZE as usize,
+            );
+            Rows { store: (*result).setResult, description: (*result).setDesc, scratch }
+        }
+    }
+}
+
+/// Where a function's rows go.
+struct Rows {
+    store: *mut pg_sys::Tuplestorestate,
+    description: pg_sys::TupleDesc,
+    /// Holds the values of one row while it is put.
+    scratch: pg_sys::MemoryContext,
+}
+
+impl Rows {
+    /// Puts the row whose values `make` allocates.
+    fn put(&self, make: impl FnOnce() -> Vec<Option<Datum>>) {
+        // SAFETY: the scratch context lives as long as the function call; the tuple store copies the values.
+        unsafe {
+            let before = pg_sys::MemoryContextSwitchTo(self.scratch);
+            let row = make();
+            let mut nulls: Vec<bool> = row.iter().map(Option::is_none).collect();
+            let mut values: Vec<Datum> = row.into_iter().map(|value| value.unwrap_or(Datum::from(0))).collect();
+            pg_sys::tuplestore_putvalues(self.store, self.description, values.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::MemoryContextSwitchTo(before);
+            pg_sys::MemoryContextReset(self.scratch);
+        }
+    }
+}
+
+fn user() -> pg_sys::Oid {
+    // SAFETY: reads a variable of the session.
+    unsafe { pg_sys::GetUserId() }
+}
+
+fn text(value: &[u8]) -> Datum {
+    // SAFETY: copies the bytes into the current memory context.
+    Datum::from(unsafe { pg_sys::cstring_to_text_with_len(value.as_ptr().cast(), value.len() as i32) })
+}
+
+/// A row of a shard as text[].
+fn text_array(answer: &Answer, row: usize) -> Datum {
+    let row: Vec<_> = (0..answer.columns()).map(|column| answer.value(row, column).map(text)).collect();
+    let mut nulls: Vec<bool> = row.iter().map(Option::is_none).collect();
+    let mut values: Vec<Datum> = row.into_iter().map(|value| value.unwrap_or(Datum::from(0))).collect();
+    let (mut dimension, mut lower) = (values.len() as i32, 1);
+    // SAFETY: the lengths agree; text is a varlena of integer alignment.
+    unsafe {
+        Datum::from(if values.is_empty() {
+            pg_sys::construct_empty_array(pg_sys::TEXTOID)
+        } else {
+            pg_sys::construct_md_array(
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+                1,
+                &mut dimension,
+                &mut lower,
+                pg_sys::TEXTOID,
+                -1,
+                false,
+                b'i' as _,
+            )
+        })
+    }
+}
+
+/// JSON text as jsonb.
+fn jsonb(json: Vec<u8>) -> Option<Datum> {
+    let json = CString::new(json).ok()?;
+    // SAFETY: jsonb_in takes a C string and returns a jsonb, or raises an error.
+    unsafe { pgrx::direct_function_call_as_datum(pg_sys::jsonb_in, &[Some(Datum::from(json.as_ptr()))]) }
+}
+
+/// Declares a function for SQL, and the record by which Postgres knows its calling convention.
+macro_rules! sql_function {
+    ($(#[$doc:meta])* $name:ident, $info:ident, $body:expr) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// Called by Postgres' function manager with the arguments that sql/remote.sql declares.
+        #[no_mangle]
+        pub unsafe extern "C-unwind" fn $name(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
+            let body: fn(Call) -> Result<Datum> = $body;
+            guard(|| body(Call(fcinfo)))
+        }
+
+        #[no_mangle]
+        #[doc(hidden)]
+        pub extern "C" fn $info() -> &'static pg_sys::Pg_finfo_record {
+            const RECORD: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
+            &RECORD
+        }
+    };
+}
+
+sql_function! {
+    /// `remote_execute(shard, sql, transactional)`: the command tag of the last statement.
+    remote_execute_wrapper, pg_finfo_remote_execute_wrapper,
+    |call| {
+        let connection = Connection::open(&call.name(0), user(), call.flag(2))?;
+        Ok(text(connection.query(&call.text(1))?.tag().as_bytes()))
+    }
+}
+
+sql_function! {
+    /// `remote_rows(shard, sql, transactional)`: the rows of the last statement.
+    remote_rows_wrapper, pg_finfo_remote_rows_wrapper,
+    |call| {
+        let rows = call.rows();
+        let connection = Connection::open(&call.name(0), user(), call.flag(2))?;
+        let answer = connection.query(&call.text(1))?;
+        for row in 0..answer.rows() {
+            rows.put(|| vec![Some(text_array(&answer, row))]);
+        }
+        Ok(Datum::from(0))
+    }
+}
+
+sql_function! {
+    /// `run_on_each(shards, sql)`: the statement on each of the shards, a row of result or error for each.
+    run_on_each_wrapper, pg_finfo_run_on_each_wrapper,
+    |call| {
+        let rows = call.rows();
+        let sql = call.text(1);
+        for outcome in run_everywhere(&call.names(0)?, user(), &sql) {
+            rows.put(|| {
+                let shard = Some(text(outcome.shard.as_bytes()));
+                match outcome.result {
+                    Ok((tag, json)) => {
+                        vec![shard, Some(Datum::from(true)), Some(text(tag.as_bytes())), json.and_then(jsonb), None]
+                    }
+                    Err(failure) => {
+                        vec![shard, Some(Datum::from(false)), None, None, Some(text(failure.to_text().as_bytes()))]
+                    }
+                }
+            });
+        }
+        Ok(Datum::from(0))
+    }
+}
+
+sql_function! {
+    /// `copy_rows_to_shards(source, target_schema, target_table, key_column, keyspace, columns)`: the rows of a local
+    /// table, each to the shard that owns it; returns the shards with their numbers of rows.
+    copy_rows_to_shards_wrapper, pg_finfo_copy_rows_to_shards_wrapper,
+    |call| {
+        let rows = call.rows();
+        let source = pg_sys::Oid::from(call.datum(0).value() as u32);
+        let (schema, table, key, keyspace) = (call.name(1), call.name(2), call.name(3), call.name(4));
+        let counts = copy_rows(source, user(), (&schema, &table), (&key, &keyspace), &call.names(5)?)?;
+        for (shard, count) in counts {
+            rows.put(|| vec![Some(text(shard.as_bytes())), Some(Datum::from(count))]);
+        }
+        Ok(Datum::from(0))
+    }
+}

@@ -1,0 +1,218 @@
+//! A connection of libpq.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void, CStr, CString};
+use std::ptr;
+
+use super::{cancel, owned, pq, Answer, Cancelling, PGconn, PGresult};
+
+/// What `PQconnectPoll` wants next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Poll {
+    Failed,
+    Read,
+    Write,
+    Ready,
+}
+
+/// Source: libpq-fe.h, `PGTransactionStatusType`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TransactionStatus {
+    Idle,
+    Active,
+    InTransaction,
+    InError,
+    Unknown,
+}
+
+/// A notice of the shard: its level ("WARNING", "NOTICE", ...) and message.
+pub struct Notice {
+    pub severity: String,
+    pub message: String,
+    pub detail: Option<String>,
+    pub hint: Option<String>,
+}
+
+/// At most this many notices are kept between two looks at them.
+const MAX_NOTICES: usize = 1000;
+
+/// A connection. Closed by [`Conn::close`] or when dropped.
+pub struct Conn {
+    raw: Cell<*mut PGconn>,
+    notices: Box<RefCell<Vec<Notice>>>,
+}
+
+impl Conn {
+    /// Begins to connect. `None`: out of memory. Call [`load`] first.
+    pub fn start(params: &[(CString, CString)]) -> Option<Self> {
+        let mut names: Vec<_> = params.iter().map(|(name, _)| name.as_ptr()).collect();
+        let mut values: Vec<_> = params.iter().map(|(_, value)| value.as_ptr()).collect();
+        names.push(ptr::null());
+        values.push(ptr::null());
+        let notices = Box::new(RefCell::new(Vec::new()));
+        // SAFETY: both arrays end with null; libpq copies the strings. The receiver's argument lives in a Box that
+        // outlives the connection.
+        let raw = unsafe {
+            let raw = (pq().PQconnectStartParams)(names.as_ptr(), values.as_ptr(), 0);
+            if raw.is_null() {
+                return None;
+            }
+            (pq().PQsetNoticeReceiver)(raw, keep_notice, ptr::from_ref(&*notices).cast_mut().cast());
+            raw
+        };
+        cancel::opened(raw);
+        Some(Self { raw: Cell::new(raw), notices })
+    }
+
+    pub fn poll_connect(&self) -> Poll {
+        // SAFETY: a live or null connection, as in every method below.
+        match unsafe { (pq().PQconnectPoll)(self.raw.get()) } {
+            1 => Poll::Read,
+            2 => Poll::Write,
+            3 => {
+                // SAFETY: as above.
+                unsafe { (pq().PQsetnonblocking)(self.raw.get(), 1) };
+                Poll::Ready
+            }
+            _ => Poll::Failed,
+        }
+    }
+
+    /// Ends the connection. The calls after it find a broken connection.
+    pub fn close(&self) {
+        let raw = self.raw.replace(ptr::null_mut());
+        if !raw.is_null() {
+            cancel::closing(raw);
+            // SAFETY: taken out of the cell, so freed once.
+            unsafe { (pq().PQfinish)(raw) }
+        }
+    }
+
+    pub fn is_ok(&self) -> bool {
+        // SAFETY: see poll_connect.
+        unsafe { (pq().PQstatus)(self.raw.get()) == 0 }
+    }
+
+    /// Known to have failed, also while it is being made.
+    pub fn is_broken(&self) -> bool {
+        // SAFETY: see poll_connect.
+        unsafe { (pq().PQstatus)(self.raw.get()) == 1 }
+    }
+
+    /// The socket, or -1. While connecting it may change between two calls of [`Conn::poll_connect`].
+    pub fn socket(&self) -> c_int {
+        // SAFETY: see poll_connect.
+        unsafe { (pq().PQsocket)(self.raw.get()) }
+    }
+
+    pub fn error_message(&self) -> String {
+        // SAFETY: see poll_connect; the text is copied before the next call.
+        unsafe { owned((pq().PQerrorMessage)(self.raw.get())) }.unwrap_or_default().trim_end().to_owned()
+    }
+
+    pub fn used_password(&self) -> bool {
+        // SAFETY: see poll_connect.
+        unsafe { (pq().PQconnectionUsedPassword)(self.raw.get()) != 0 }
+    }
+
+    pub fn transaction_status(&self) -> TransactionStatus {
+        // SAFETY: see poll_connect.
+        match unsafe { (pq().PQtransactionStatus)(self.raw.get()) } {
+            0 => TransactionStatus::Idle,
+            1 => TransactionStatus::Active,
+            2 => TransactionStatus::InTransaction,
+            3 => TransactionStatus::InError,
+            _ => TransactionStatus::Unknown,
+        }
+    }
+
+    pub fn send_query(&self, sql: &CStr) -> bool {
+        // SAFETY: see poll_connect; libpq copies the text.
+        unsafe { (pq().PQsendQuery)(self.raw.get(), sql.as_ptr()) == 1 }
+    }
+
+    /// Makes the query just sent give its rows one by one.
+    pub fn single_row_mode(&self) -> bool {
+        // SAFETY: see poll_connect.
+        unsafe { (pq().PQsetSingleRowMode)(self.raw.get()) == 1 }
+    }
+
+    /// `Some(true)`: all is sent. `Some(false)`: wait until the socket can be written. `None`: the connection is lost.
+    pub fn flush(&self) -> Option<bool> {
+        // SAFETY: see poll_connect.
+        match unsafe { (pq().PQflush)(self.raw.get()) } {
+            0 => Some(true),
+            1 => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Reads what has arrived. `false`: the connection is lost.
+    pub fn consume(&self) -> bool {
+        // SAFETY: see poll_connect.
+        unsafe { (pq().PQconsumeInput)(self.raw.get()) == 1 }
+    }
+
+    pub fn is_busy(&self) -> bool {
+        // SAFETY: see poll_connect.
+        unsafe { (pq().PQisBusy)(self.raw.get()) == 1 }
+    }
+
+    /// The next result; `None`: the query is over. Would wait while [`Conn::is_busy`].
+    pub fn next_answer(&self) -> Option<Answer> {
+        // SAFETY: see poll_connect.
+        let raw = unsafe { (pq().PQgetResult)(self.raw.get()) };
+        Answer::new(raw)
+    }
+
+    /// `Some(false)`: wait until the socket can be written, and try again. `None`: not copying, or lost.
+    pub fn put_copy_data(&self, data: &[u8]) -> Option<bool> {
+        // SAFETY: see poll_connect; libpq copies the bytes. Callers send far less than 2 GB.
+        match unsafe { (pq().PQputCopyData)(self.raw.get(), data.as_ptr().cast(), data.len() as c_int) } {
+            1 => Some(true),
+            0 => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Ends a COPY, with an error for the shard to raise if `error` is given. Results as [`Conn::put_copy_data`].
+    pub fn put_copy_end(&self, error: Option<&CStr>) -> Option<bool> {
+        // SAFETY: see poll_connect.
+        match unsafe { (pq().PQputCopyEnd)(self.raw.get(), error.map_or(ptr::null(), CStr::as_ptr)) } {
+            1 => Some(true),
+            0 => Some(false),
+            _ => None,
+        }
+    }
+
+    pub fn take_notices(&self) -> Vec<Notice> {
+        self.notices.take()
+    }
+
+    /// Asks the shard to cancel what this connection runs.
+    pub fn start_cancel(&self) -> Cancelling {
+        cancel::start(self.raw.get())
+    }
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Called by libpq with each notice. Must not raise an error: libpq's state would be left broken.
+unsafe extern "C" fn keep_notice(kept: *mut c_void, notice: *const PGresult) {
+    let field = |code: u8| owned((pq().PQresultErrorField)(notice, c_int::from(code)));
+    let kept = &*kept.cast::<RefCell<Vec<Notice>>>();
+    if let Ok(mut kept) = kept.try_borrow_mut() {
+        if kept.len() < MAX_NOTICES {
+            kept.push(Notice {
+                severity: field(b'V').unwrap_or_default(),
+                message: field(b'M').unwrap_or_default(),
+                detail: field(b'D'),
+                hint: field(b'H'),
+            });
+        }
+    }
+}

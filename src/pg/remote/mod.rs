@@ -1,0 +1,36 @@
+//! The layer that owns every connection to a shard.
+//!
+//! What always holds: whatever the extension does on a shard in one local transaction goes over one connection to it, so
+//! that a transaction sees its own writes; waits act on cancel, timeout and shutdown, and end the shard's query too; a
+//! shard's error reaches the client with its own SQLSTATE and says which shard.
+//! Refuses to go on over a new connection after a transaction has lost its connection.
+//!
+//! From the bottom up: [`libpq`] (the only one with C's view of it), `wait`, [`failure`] (errors as values, and
+//! [`guard`]), `target` (server and mapping as options), `dial` and `link` (one connection), `transaction` (BEGIN to
+//! COMMIT), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `scatter` (one statement on
+//! many shards, each in a session of its own), `json`. The SQL functions are in `functions::remote`.
+
+mod copy;
+mod dial;
+pub mod failure;
+mod json;
+pub mod libpq;
+mod link;
+mod pool;
+mod scatter;
+mod source;
+mod target;
+mod transaction;
+mod wait;
+
+pub use copy::copy_rows;
+pub use failure::{guard, Failure, Result};
+pub use libpq::Answer;
+pub use pool::{has_open_transaction, Connection};
+pub use scatter::{run_everywhere, Outcome};
+
+/// Registers callbacks. Called once per process.
+pub fn init() {
+    pool::init();
+    transaction::init();
+}

@@ -1,0 +1,169 @@
+//! The connections that this backend keeps, and the two ways to use one: [`Connection::open`] and its methods.
+//!
+//! Decides which connection serves a shard, a user and a purpose. What always holds: all statements of one local
+//! transaction for one shard and mapping use one connection; a connection whose server or mapping has changed is not used
+//! after the end of its transaction; a connection found dead is replaced, once, as long as nothing was sent on it in this
+//! transaction. The invalidation callback only counts; what it means is looked up at the next use.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::mem::ManuallyDrop;
+use std::rc::Rc;
+
+use pgrx::pg_sys;
+
+use super::failure::{guard, Result};
+use super::libpq::Answer;
+use super::link::Link;
+use super::target::{password_required, Target};
+use super::transaction;
+
+struct Pool {
+    links: RefCell<Vec<Rc<Link>>>,
+    /// By server and user, with the generation in which each was looked up.
+    targets: RefCell<HashMap<(String, pg_sys::Oid), (u64, Rc<Target>)>>,
+}
+
+thread_local! {
+    // Never dropped: at the process's end the operating system closes the sockets, and Postgres is half gone.
+    static POOL: ManuallyDrop<Pool> = ManuallyDrop::new(Pool { links: RefCell::default(), targets: RefCell::default() });
+    /// Counts the changes of foreign servers and user mappings that this backend has heard of.
+    static GENERATION: Cell<u64> = const { Cell::new(1) };
+}
+
+/// Registers the invalidation callbacks.
+pub fn init() {
+    let caches = [pg_sys::SysCacheIdentifier::FOREIGNSERVEROID, pg_sys::SysCacheIdentifier::USERMAPPINGOID];
+    for cache in caches {
+        // SAFETY: the callback has the declared type and stays loaded for the life of the process.
+        unsafe { pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(on_change), pg_sys::Datum::from(0)) }
+    }
+}
+
+unsafe extern "C-unwind" fn on_change(_: pg_sys::Datum, _: i32, _: u32) {
+    // SAFETY: the body of a callback.
+    guard(|| {
+        GENERATION.set(GENERATION.get() + 1);
+        Ok(())
+    })
+}
+
+/// The links with an open transaction, in the order of their first use.
+pub fn taking_part() -> Vec<Rc<Link>> {
+    POOL.with(|pool| pool.links.borrow().iter().filter(|link| link.in_transaction()).cloned().collect())
+}
+
+/// Drops the links that are closed and take no part in the transaction.
+pub fn forget_closed() {
+    let kept = |link: &Rc<Link>| link.is_open() || link.in_transaction();
+    // Taken out first, so that nothing is borrowed while links are dropped.
+    let dropped: Vec<_> = POOL.with(|pool| {
+        let mut links = pool.links.borrow_mut();
+        let (keep, drop) = links.drain(..).partition(kept);
+        *links = keep;
+        drop
+    });
+    drop(dropped);
+}
+
+/// Whether this transaction has an open transaction on the shard.
+pub fn has_open_transaction(server: &str) -> bool {
+    POOL.with(|pool| pool.links.borrow().iter().any(|link| link.in_transaction() && link.target.server == server))
+}
+
+/// Server and mapping, looked up again only after either kind of object has changed.
+fn target(server: &str, user: pg_sys::Oid) -> Result<Rc<Target>> {
+    let key = (server.to_owned(), user);
+    let known = POOL.with(|pool| pool.targets.borrow().get(&key).cloned());
+    if let Some((generation, target)) = known {
+        if generation == GENERATION.get() {
+            return Ok(target);
+        }
+    }
+    let generation = GENERATION.get();
+    let target = Rc::new(Target::resolve(server, user)?);
+    POOL.with(|pool| pool.targets.borrow_mut().insert(key, (generation, Rc::clone(&target))));
+    Ok(target)
+}
+
+/// A link that serves the target, and whether it was there before.
+fn link(target: &Rc<Target>, transactional: bool) -> Result<(Rc<Link>, bool)> {
+    let generation = GENERATION.get();
+    let found = POOL.with(|pool| {
+        let serves = |link: &&Rc<Link>| {
+            link.transactional == transactional
+                && link.target.mapping == target.mapping
+                && link.target.server == target.server
+        };
+        pool.links.borrow().iter().find(serves).cloned()
+    });
+    if let Some(found) = found {
+        let current = found.generation.get() == generation || found.target.same_connection(target);
+        if found.in_transaction() || (current && found.is_fit()) {
+            if current {
+                found.generation.set(generation);
+            }
+            return Ok((found, true));
+        }
+        found.conn.close();
+        forget_closed();
+    }
+    let made = Rc::new(Link::connect(Rc::clone(target), transactional, generation)?);
+    POOL.with(|pool| pool.links.borrow_mut().push(Rc::clone(&made)));
+    Ok((made, false))
+}
+
+/// One shard, for one user and purpose.
+pub struct Connection {
+    link: Rc<Link>,
+}
+
+impl Connection {
+    /// Connects to the shard `server` as `user` is mapped there, or takes the connection that is there already.
+    ///
+    /// `transactional`: what is done takes part in the local transaction. Else each statement commits by itself, on a
+    /// second connection, and does not see what the transaction has done.
+    ///
+    /// # Errors
+    /// Those of [`Target::resolve`] and [`Link::connect`]; 25P02 if this transaction has lost its connection.
+    pub fn open(server: &str, user: pg_sys::Oid, transactional: bool) -> Result<Self> {
+        let target = target(server, user)?;
+        loop {
+            let (link, reused) = link(&target, transactional)?;
+            if target.needs_password && !link.conn.used_password() {
+                return Err(password_required("The shard let this user in without asking for the password.").at_shard(server));
+            }
+            if !transactional {
+                return Ok(Self { link });
+            }
+            let began = link.in_transaction();
+            match transaction::enter(&link) {
+                Ok(()) => return Ok(Self { link }),
+                // It died while it was idle, and BEGIN has found out: nothing is lost.
+                Err(_) if reused && !began && !link.is_open() => forget_closed(),
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    pub fn shard(&self) -> &str {
+        &self.link.target.server
+    }
+
+    pub(super) fn link(&self) -> &Rc<Link> {
+        &self.link
+    }
+
+    /// Runs one or more statements, and returns the last one's result: rows as text, and the command tag.
+    ///
+    /// # Errors
+    /// The shard's own; 2D000 if the text begins or ends a transaction; 08006 or 08007 if the connection is lost.
+    pub fn query(&self, sql: &CStr) -> Result<Answer> {
+        let outcome = self.link.run(sql);
+        let after = transaction::check_after(&self.link);
+        let answer = outcome?;
+        after?;
+        Ok(answer)
+    }
+}

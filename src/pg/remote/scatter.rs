@@ -1,0 +1,225 @@
+//! One statement on many shards at once, each in a session of its own that ends with it.
+//!
+//! For administrators. What always holds: a shard's failure is a value in its row and does not stop the others; nothing of
+//! the statement (settings, temporary tables, locks) stays behind in a session that something else will use; at most
+//! [`WIDTH`] shards are busy at a time; a cancel ends the statement on all of them. Each shard commits by itself, outside
+//! the local transaction.
+
+use std::collections::VecDeque;
+use std::ffi::CStr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use pgrx::pg_sys;
+use pgrx::PgSqlErrorCode;
+
+use super::dial::Dial;
+use super::failure::{pass_on, Failure, Result};
+use super::json::push_row;
+use super::libpq::{Answer, AnswerKind, Conn, TransactionStatus};
+use super::target::{Session, Target};
+use super::wait::{wait_any, Interest};
+
+/// Shards asked at a time.
+const WIDTH: usize = 16;
+/// Rows returned of each shard.
+const MAX_ROWS: usize = 1000;
+const CANCEL_LIMIT: Duration = Duration::from_secs(1);
+
+/// What a statement gave on one shard: its command tag, and its rows, if it returns rows, as a JSON array.
+pub struct Outcome {
+    pub shard: String,
+    pub result: Result<(String, Option<Vec<u8>>)>,
+}
+
+/// Runs `sql` on each of `shards` as `user`, with the caller's search_path and TimeZone. The outcomes are in the order
+/// of `shards`.
+pub fn run_everywhere(shards: &[String], user: pg_sys::Oid, sql: &CStr) -> Vec<Outcome> {
+    let session = Session { search_path: setting(c"search_path"), time_zone: setting(c"TimeZone") };
+    let mut waiting: VecDeque<usize> = (0..shards.len()).collect();
+    let mut results: Vec<Option<Result<_>>> = shards.iter().map(|_| None).collect();
+    let mut running = Running(Vec::new());
+    loop {
+        while running.0.len() < WIDTH {
+            let Some(at) = waiting.pop_front() else { break };
+            let dialing = Target::resolve(&shards[at], user).and_then(|target| Dial::start(&Rc::new(target), &session));
+            match dialing {
+                Ok(dial) => running.0.push(Talk { at, shard: &shards[at], state: State::Dialing(dial) }),
+                Err(failure) => results[at] = Some(Err(failure)),
+            }
+        }
+        if running.0.is_empty() {
+            break;
+        }
+        let sockets: Vec<_> = running.0.iter().map(Talk::waits_for).collect();
+        wait_any(&sockets, running.0.iter().filter_map(Talk::time_left).min());
+        running.0.retain_mut(|talk| match talk.step(sql) {
+            Ok(None) => true,
+            Ok(Some(done)) => {
+                results[talk.at] = Some(Ok(done));
+                false
+            }
+            Err(failure) => {
+                results[talk.at] = Some(Err(failure));
+                false
+            }
+        });
+    }
+    let shards = shards.iter().cloned();
+    shards.zip(results.into_iter().flatten()).map(|(shard, result)| Outcome { shard, result }).collect()
+}
+
+/// The session's value of a setting.
+fn setting(name: &CStr) -> String {
+    // SAFETY: null or a string that lives until the setting changes.
+    let value = unsafe { pg_sys::GetConfigOption(name.as_ptr(), true, false) };
+    if value.is_null() {
+        return String::new();
+    }
+    // SAFETY: as above.
+    unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned()
+}
+
+struct Talk<'a> {
+    at: usize,
+    shard: &'a str,
+    state: State,
+}
+
+enum State {
+    Dialing(Dial),
+    Talking(Conn, Collected),
+    Over,
+}
+
+impl Talk<'_> {
+    fn waits_for(&self) -> (i32, Interest) {
+        match &self.state {
+            State::Dialing(dial) => dial.waits_for(),
+            State::Talking(conn, collected) => {
+                (conn.socket(), if collected.sent { Interest::Read } else { Interest::ReadOrWrite })
+            }
+            State::Over => (-1, Interest::Read),
+        }
+    }
+
+    fn time_left(&self) -> Option<Duration> {
+        match &self.state {
+            State::Dialing(dial) => dial.time_left(),
+            _ => None,
+        }
+    }
+
+    /// Does what can be done without waiting. `Ok(Some(..))`: the statement is over.
+    fn step(&mut self, sql: &CStr) -> Result<Option<(String, Option<Vec<u8>>)>> {
+        if let State::Dialing(dial) = &mut self.state {
+            if !dial.is_ready() || !dial.step()? {
+                return Ok(None);
+            }
+            let State::Dialing(dial) = std::mem::replace(&mut self.state, State::Over) else { return Ok(None) };
+            let conn = dial.into_conn();
+            if !conn.send_query(sql) {
+                return Err(self.lost(&conn.error_message()));
+            }
+            conn.single_row_mode();
+            self.state = State::Talking(conn, Collected::default());
+        }
+        let State::Talking(conn, collected) = &mut self.state else { return Ok(None) };
+        collected.sent = conn.flush().unwrap_or(true);
+        conn.consume();
+        while !conn.is_busy() {
+            let Some(answer) = conn.next_answer() else {
+                pass_on(self.shard, conn.take_notices());
+                let State::Talking(_, collected) = std::mem::replace(&mut self.state, State::Over) else { return Ok(None) };
+                return collected.done().map(Some);
+            };
+            if answer.kind() == AnswerKind::Error && !conn.is_ok() {
+                let said = answer.error_field(b'M').unwrap_or_else(|| conn.error_message());
+                return Err(self.lost(&said));
+            }
+            collected.add(self.shard, &answer)?;
+        }
+        Ok(None)
+    }
+
+    fn lost(&self, said: &str) -> Failure {
+        let message = format!("connection to shard \"{}\" was lost before the statement's outcome was known", self.shard);
+        Failure::new(PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN, message)
+            .detail(said)
+            .hint("The statement may have taken effect. Look at the shard before repeating it.")
+    }
+}
+
+/// The results of one shard so far.
+#[derive(Default)]
+struct Collected {
+    /// All of the statement has left.
+    sent: bool,
+    tag: String,
+    /// Of the statement under way, and whether it has ended, so that the next row begins anew.
+    rows: Vec<u8>,
+    count: usize,
+    returns_rows: bool,
+    ended: bool,
+    failure: Option<Failure>,
+}
+
+impl Collected {
+    fn add(&mut self, shard: &str, answer: &Answer) -> Result<()> {
+        if std::mem::take(&mut self.ended) {
+            (self.count, self.returns_rows) = (0, false);
+            self.rows.clear();
+        }
+        match answer.kind() {
+            AnswerKind::Error => self.failure = self.failure.take().or_else(|| Some(Failure::from_answer(shard, answer))),
+            AnswerKind::CopyIn | AnswerKind::CopyOut => {
+                return Err(Failure::new(
+                    PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+                    "COPY from or to the client cannot be run on a shard this way",
+                )
+                .hint("Use INSERT or SELECT, or COPY the table on the coordinator."))
+            }
+            kind => {
+                for row in 0..answer.rows() {
+                    if self.count < MAX_ROWS {
+                        self.rows.push(if self.count == 0 { b'[' } else { b',' });
+                        push_row(answer, row, &mut self.rows);
+                    }
+                    self.count += 1;
+                }
+                self.returns_rows |= kind != AnswerKind::Command;
+                if kind != AnswerKind::Row {
+                    self.ended = true;
+                    self.tag = answer.tag();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn done(mut self) -> Result<(String, Option<Vec<u8>>)> {
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        if self.rows.is_empty() {
+            self.rows.push(b'[');
+        }
+        self.rows.push(b']');
+        Ok((self.tag, self.returns_rows.then_some(self.rows)))
+    }
+}
+
+/// The shards being asked. Dropped early, it cancels what they run: all are told before the first is waited for.
+struct Running<'a>(Vec<Talk<'a>>);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let active = self.0.iter().filter_map(|talk| match &talk.state {
+            State::Talking(conn, _) if conn.transaction_status() == TransactionStatus::Active => Some(conn),
+            _ => None,
+        });
+        let requests: Vec<_> = active.map(Conn::start_cancel).collect();
+        requests.into_iter().for_each(|request| request.wait(CANCEL_LIMIT));
+    }
+}
+

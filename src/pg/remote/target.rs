@@ -1,0 +1,197 @@
+//! Where a shard is and who asks: the foreign server and the user mapping, as options for libpq.
+//!
+//! Decides which options count (those that libpq knows, as in postgres_fdw) and the session settings that a connection
+//! starts with. What always holds: a value means the same text on every connection (ISO dates, full precision of
+//! floats). Refuses servers of other wrappers, users without a mapping, and passwordless connections of ordinary users:
+//! they would use the rights of the server's own operating-system user.
+
+use std::ffi::{CStr, CString};
+use std::time::Duration;
+
+use pgrx::pg_sys;
+use pgrx::{PgList, PgSqlErrorCode};
+
+use super::failure::{Failure, Result};
+use super::libpq;
+
+/// The wrapper whose servers are shards.
+const WRAPPER: &CStr = c"shardmap_fdw";
+/// How long to try to connect, unless the server's option connect_timeout says otherwise.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Settings that decide how values look as text. The same as postgres_fdw's.
+const OUTPUT_SETTINGS: [(&str, &str); 4] = [
+    ("datestyle", "ISO"),
+    ("intervalstyle", "postgres"),
+    ("extra_float_digits", "3"),
+    ("standard_conforming_strings", "on"),
+];
+
+/// A shard as one user reaches it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// The shard's name, which is the server's.
+    pub server: String,
+    /// The user mapping. Users who share one (PUBLIC's) share connections.
+    pub mapping: pg_sys::Oid,
+    /// The user must prove who he is by a password of the mapping.
+    pub needs_password: bool,
+    /// `None`: wait for ever.
+    pub connect_timeout: Option<Duration>,
+    options: Vec<(String, CString)>,
+}
+
+/// The session settings of a connection that differ by purpose.
+pub struct Session {
+    pub search_path: String,
+    pub time_zone: String,
+}
+
+impl Default for Session {
+    /// For statements that qualify every name.
+    fn default() -> Self {
+        Self { search_path: "pg_catalog".to_owned(), time_zone: "GMT".to_owned() }
+    }
+}
+
+impl Target {
+    /// Looks up server and mapping.
+    ///
+    /// # Errors
+    /// 42704: no such server, or no mapping for the user. 42809: the server is no shard. 2F003: the user needs a
+    /// password and the mapping has none.
+    pub fn resolve(server: &str, user: pg_sys::Oid) -> Result<Self> {
+        libpq::load()?;
+        let name = CString::new(server).map_err(|_| unknown(server))?;
+        // SAFETY: catalog look-ups; what they return lives in the current memory context.
+        let (mapping, mut options) = unsafe {
+            let found = pg_sys::GetForeignServerByName(name.as_ptr(), true);
+            if found.is_null() {
+                return Err(unknown(server));
+            }
+            let wrapper = pg_sys::GetForeignDataWrapper((*found).fdwid);
+            if CStr::from_ptr((*wrapper).fdwname) != WRAPPER {
+                return Err(Failure::new(
+                    PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
+                    format!("foreign server \"{server}\" is not a shard"),
+                )
+                .hint("Shards are servers of the wrapper shardmap_fdw; shardmap.add_shard() makes them."));
+            }
+            let server_id = (*found).serverid;
+            if !has_mapping(user, server_id) && !has_mapping(pg_sys::InvalidOid, server_id) {
+                let user = CStr::from_ptr(pg_sys::GetUserNameFromId(user, false)).to_string_lossy();
+                return Err(Failure::new(
+                    PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+                    format!("user \"{user}\" has no user mapping for shard \"{server}\""),
+                )
+                .hint("CREATE USER MAPPING for this user, or for PUBLIC, on the shard's foreign server."));
+            }
+            let mapping = pg_sys::GetUserMapping(user, server_id);
+            let mut options = definitions((*found).options);
+            // The mapping's come last: libpq takes the last of two equal names.
+            let own = definitions((*mapping).options);
+            options.retain(|(name, _)| !own.iter().any(|(own, _)| own == name));
+            let passwordless = own.iter().any(|(name, value)| name == "password_required" && is_false(value));
+            let has_password = own.iter().any(|(name, value)| name == "password" && !value.is_empty());
+            let needs_password = !pg_sys::superuser_arg(user) && !passwordless;
+            if needs_password && !has_password {
+                return Err(password_required("Ordinary users must give a password in the user mapping."));
+            }
+            options.extend(own);
+            (((*mapping).umid, needs_password), options)
+        };
+        let known = libpq::option_names();
+        options.retain(|(name, _)| known.contains(name));
+        let connect_timeout = connect_timeout(&options);
+        let (mapping, needs_password) = mapping;
+        Ok(Self { server: server.to_owned(), mapping, needs_password, connect_timeout, options })
+    }
+
+    /// Whether a connection made for `other` serves this one as well.
+    pub fn same_connection(&self, other: &Self) -> bool {
+        self.mapping == other.mapping && self.server == other.server && self.options == other.options
+    }
+
+    /// Names and values for libpq. The session's settings travel in the startup packet, which costs no round trip.
+    pub fn parameters(&self, session: &Session) -> Vec<(CString, CString)> {
+        let mut settings = String::new();
+        let mut parameters = Vec::new();
+        for (name, value) in &self.options {
+            if name == "options" {
+                settings.push_str(&value.to_string_lossy());
+            } else if let Ok(name) = CString::new(name.as_str()) {
+                parameters.push((name, value.clone()));
+            }
+        }
+        let own = [("search_path", session.search_path.as_str()), ("timezone", session.time_zone.as_str())];
+        for (name, value) in OUTPUT_SETTINGS.iter().copied().chain(own) {
+            settings.push_str(&format!(" -c {name}={}", escape_setting(value)));
+        }
+        parameters.push((c"options".to_owned(), CString::new(settings).unwrap_or_default()));
+        parameters.push((c"fallback_application_name".to_owned(), c"pg_shardmap".to_owned()));
+        // SAFETY: a static string of the server.
+        let encoding = unsafe { CStr::from_ptr(pg_sys::GetDatabaseEncodingName()) };
+        parameters.push((c"client_encoding".to_owned(), encoding.to_owned()));
+        parameters
+    }
+}
+
+/// Blanks and backslashes in the startup packet's options are escaped by a backslash.
+fn escape_setting(value: &str) -> String {
+    let mut escaped = String::with_capacity(value.len() + 8);
+    for c in value.chars() {
+        if c.is_ascii_whitespace() || c == '\\' {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+fn unknown(server: &str) -> Failure {
+    Failure::new(PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT, format!("shard \"{server}\" does not exist"))
+        .hint("The view shardmap.shards lists the shards.")
+}
+
+/// The refusal of an ordinary user's connection without a password.
+pub fn password_required(detail: &str) -> Failure {
+    Failure::new(PgSqlErrorCode::ERRCODE_S_R_E_PROHIBITED_SQL_STATEMENT_ATTEMPTED, "password is required")
+        .detail(detail)
+        .hint("Set a password in the user mapping and let the shard ask for it, or let a superuser set password_required=false in the mapping.")
+}
+
+/// As Postgres reads a boolean option.
+fn is_false(value: &CStr) -> bool {
+    ["false", "off", "no", "0", "f", "n"].iter().any(|word| value.to_bytes().eq_ignore_ascii_case(word.as_bytes()))
+}
+
+/// Source: libpq: seconds; zero, negative or no number waits for ever, 1 is taken as 2; it counts for each host.
+fn connect_timeout(options: &[(String, CString)]) -> Option<Duration> {
+    let value = |wanted| options.iter().rev().find(|(name, _)| name == wanted).map(|(_, value)| value.to_string_lossy());
+    let hosts = value("hostaddr").or_else(|| value("host")).map_or(1, |hosts| hosts.split(',').count() as u32);
+    let one = match value("connect_timeout") {
+        None => CONNECT_TIMEOUT,
+        Some(text) => match text.trim().parse::<i32>() {
+            Ok(seconds) if seconds > 0 => Duration::from_secs(seconds.max(2) as u64),
+            _ => return None,
+        },
+    };
+    Some(one * hosts)
+}
+
+/// # Safety
+/// In a transaction.
+unsafe fn has_mapping(user: pg_sys::Oid, server: pg_sys::Oid) -> bool {
+    let cache = pg_sys::SysCacheIdentifier::USERMAPPINGUSERSERVER as i32;
+    pg_sys::SearchSysCacheExists(cache, user.into(), server.into(), 0.into(), 0.into())
+}
+
+/// # Safety
+/// `list` is a list of DefElem as the catalog functions return it.
+unsafe fn definitions(list: *mut pg_sys::List) -> Vec<(String, CString)> {
+    let list = PgList::<pg_sys::DefElem>::from_pg(list);
+    let pair = |element: *mut pg_sys::DefElem| {
+        let name = CStr::from_ptr((*element).defname).to_string_lossy().into_owned();
+        (name, CStr::from_ptr(pg_sys::defGetString(element)).to_owned())
+    };
+    list.iter_ptr().map(pair).collect()
+}
