@@ -1,0 +1,30 @@
+//! Maps as JSON: read, checked and written by the core.
+//!
+//! What always holds: a document that passes here holds valid maps, in the one form that the core writes. Refuses other
+//! layouts and maps that are not valid, by name. Read next: `shardmap_core::export`, `sql/export.sql`.
+
+use pgrx::prelude::*;
+use shardmap_core::export::{from_json, to_json, ExportError, KeyspaceExport};
+
+use crate::pg::error::{sqlstate, Refusal};
+
+impl From<ExportError> for Refusal {
+    fn from(error: ExportError) -> Self {
+        let refusal = Self::new(sqlstate(error.sqlstate()), error.to_string());
+        match error {
+            ExportError::Map(error) => refusal.hint(error.hint()),
+            _ => refusal.hint("Import what shardmap.export_map returned, unchanged."),
+        }
+    }
+}
+
+/// The keyspaces of an exported document.
+pub fn keyspaces(json: &str) -> Vec<KeyspaceExport> {
+    from_json(json).unwrap_or_else(|error| Refusal::from(error).raise())
+}
+
+/// Returns the document as the core writes it; raises an error if it does not hold valid maps.
+#[pg_extern(sql = false)]
+fn check_export(json: &str) -> String {
+    to_json(&keyspaces(json)).unwrap_or_else(|error| Refusal::from(error).raise())
+}
