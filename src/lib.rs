@@ -10,7 +10,9 @@ mod pg;
 ::pgrx::pg_module_magic!(name, version);
 
 extension_sql_file!("../sql/schema.sql", name = "schema", bootstrap);
-extension_sql_file!("../sql/remote.sql", name = "remote", requires = ["schema"]);
+extension_sql_file!("../sql/routing.sql", name = "routing", requires = ["schema"]);
+extension_sql_file!("../sql/remote.sql", name = "remote", requires = ["routing"]);
+extension_sql_file!("../sql/stats.sql", name = "stats", requires = ["remote"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

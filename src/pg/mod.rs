@@ -5,13 +5,23 @@
 
 pub mod catalog;
 pub mod error;
+pub mod fdw;
+mod flag;
 pub mod functions;
 pub mod keys;
+mod planner;
+mod query;
 mod raw;
 pub mod remote;
+pub mod settings;
+pub mod stats;
 
 /// Registers settings, hooks and callbacks. Runs once per process, in this order.
 pub fn init() {
     catalog::init();
+    stats::init();
     remote::init();
+    settings::init();
+    planner::init();
+    flag::init();
 }

@@ -1,0 +1,93 @@
+//! The foreign data wrapper `shardmap_fdw`: postgres_fdw's routine, with our callbacks around some of its own.
+//!
+//! Decides nothing about plans and moves no data: postgres_fdw plans, deparses and executes. Ours add what it lacks:
+//! [`scan`] and [`modify`] remember which step of the ladder a statement took and flag fan-outs before a shard is
+//! asked; [`modify`] refuses a row written to a shard that does not own its key, and a change of a row's key.
+//! What always holds: every call into postgres_fdw crosses a guarded boundary, so its errors unwind cleanly.
+
+pub mod modify;
+pub mod note;
+pub mod scan;
+
+use std::sync::OnceLock;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
+use pgrx::prelude::*;
+
+/// postgres_fdw's callbacks, as its handler returned them.
+struct Original(pg_sys::FdwRoutine);
+
+// SAFETY: a struct of pointers to functions of a library that stays loaded; it is only read.
+unsafe impl Send for Original {}
+// SAFETY: as above.
+unsafe impl Sync for Original {}
+
+static ORIGINAL: OnceLock<Original> = OnceLock::new();
+
+/// postgres_fdw's routine, loaded when first needed.
+fn original() -> &'static pg_sys::FdwRoutine {
+    let load = || {
+        // SAFETY: the handler is a V1 function without arguments that returns a palloc'd FdwRoutine; it is copied.
+        unsafe {
+            let handler = pg_sys::load_external_function(
+                c"$libdir/postgres_fdw".as_ptr(),
+                c"postgres_fdw_handler".as_ptr(),
+                true,
+                std::ptr::null_mut(),
+            );
+            let handler: unsafe extern "C-unwind" fn(pg_sys::FunctionCallInfo) -> pg_sys::Datum =
+                std::mem::transmute(handler);
+            let routine = pg_sys::DirectFunctionCall1Coll(Some(handler), pg_sys::InvalidOid, pg_sys::Datum::from(0));
+            Original(*routine.cast_mut_ptr::<pg_sys::FdwRoutine>())
+        }
+    };
+    &ORIGINAL.get_or_init(load).0
+}
+
+/// Calls a callback of postgres_fdw by its name, through a guarded boundary.
+macro_rules! call_original {
+    ($callback:ident($($arg:expr),* $(,)?)) => {{
+        let callback = $crate::pg::fdw::original().$callback;
+        match callback {
+            // SAFETY (of the caller): the arguments are those Postgres handed to our callback of the same name.
+            Some(callback) => pgrx::pg_sys::ffi::pg_guard_ffi_boundary(|| callback($($arg),*)),
+            None => pgrx::error!("postgres_fdw has no {}", stringify!($callback)),
+        }
+    }};
+}
+pub(crate) use call_original;
+
+/// The handler of `shardmap_fdw`: postgres_fdw's routine with our callbacks in it.
+///
+/// # Safety
+/// Called by Postgres' function manager.
+#[no_mangle]
+#[pg_guard]
+pub unsafe extern "C-unwind" fn shardmap_fdw_handler(_fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    let mut routine = *original();
+    routine.GetForeignPlan = Some(scan::get_foreign_plan);
+    routine.BeginForeignScan = Some(scan::begin_foreign_scan);
+    routine.ExplainForeignScan = Some(scan::explain_foreign_scan);
+    routine.PlanForeignModify = Some(modify::plan_foreign_modify);
+    routine.BeginForeignModify = Some(modify::begin_foreign_modify);
+    routine.ExplainForeignModify = Some(modify::explain_foreign_modify);
+    routine.PlanDirectModify = Some(modify::plan_direct_modify);
+    routine.BeginDirectModify = Some(modify::begin_direct_modify);
+    routine.ExplainDirectModify = Some(modify::explain_direct_modify);
+    routine.BeginForeignInsert = Some(modify::begin_foreign_insert);
+    routine.ExecForeignInsert = Some(modify::exec_foreign_insert);
+    routine.ExecForeignBatchInsert = Some(modify::exec_foreign_batch_insert);
+    routine.ExecForeignUpdate = Some(modify::exec_foreign_update);
+    let size = std::mem::size_of::<pg_sys::FdwRoutine>();
+    let copy = pg_guard_ffi_boundary(|| pg_sys::palloc(size)).cast::<pg_sys::FdwRoutine>();
+    copy.write(routine);
+    pg_sys::Datum::from(copy)
+}
+
+#[no_mangle]
+#[doc(hidden)]
+pub extern "C" fn pg_finfo_shardmap_fdw_handler() -> &'static pg_sys::Pg_finfo_record {
+    const RECORD: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
+    &RECORD
+}

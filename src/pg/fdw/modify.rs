@@ -1,0 +1,240 @@
+//! Writes through foreign tables: what may be written where.
+//!
+//! Refuses, whatever path led here: a row inserted into or updated in a shard that does not own its key (Postgres does
+//! not check the partition bound of a foreign table written to directly), and any assignment to the key column
+//! (postgres_fdw would leave the row on its old shard and report success).
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+use pgrx::PgList;
+
+use super::scan::{explain, partition, server_name};
+use super::{call_original, note};
+use crate::pg::catalog::Partition;
+use crate::pg::error::Refusal;
+use crate::pg::flag;
+
+/// # Safety
+/// Called by the planner.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn plan_foreign_modify(
+    root: *mut pg_sys::PlannerInfo,
+    plan: *mut pg_sys::ModifyTable,
+    result: pg_sys::Index,
+    subplan: i32,
+) -> *mut pg_sys::List {
+    refuse_key_change(root, plan, result);
+    note::append(call_original!(PlanForeignModify(root, plan, result, subplan)))
+}
+
+/// # Safety
+/// Called by the planner.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn plan_direct_modify(
+    root: *mut pg_sys::PlannerInfo,
+    plan: *mut pg_sys::ModifyTable,
+    result: pg_sys::Index,
+    subplan: i32,
+) -> bool {
+    refuse_key_change(root, plan, result);
+    let direct = call_original!(PlanDirectModify(root, plan, result, subplan));
+    if direct {
+        if let Some(scan) = direct_scan(plan, result, subplan) {
+            (*scan).fdw_private = note::append((*scan).fdw_private);
+        }
+    }
+    direct
+}
+
+/// The foreign scan that postgres_fdw has just turned into a direct modification of `result`.
+unsafe fn direct_scan(
+    plan: *mut pg_sys::ModifyTable,
+    result: pg_sys::Index,
+    subplan: i32,
+) -> Option<*mut pg_sys::ForeignScan> {
+    let mut below = (*plan).plan.lefttree;
+    if below.is_null() {
+        return None;
+    }
+    if (*below).type_ == pg_sys::NodeTag::T_Result && !(*below).lefttree.is_null() {
+        below = (*below).lefttree;
+    }
+    if (*below).type_ == pg_sys::NodeTag::T_Append {
+        let plans = PgList::<pg_sys::Plan>::from_pg((*below.cast::<pg_sys::Append>()).appendplans);
+        below = plans.get_ptr(subplan as usize)?;
+        let _leak = plans.into_pg();
+    }
+    let scan = below.cast::<pg_sys::ForeignScan>();
+    ((*below).type_ == pg_sys::NodeTag::T_ForeignScan && (*scan).resultRelation == result).then_some(scan)
+}
+
+/// Refuses an UPDATE that assigns to the key column of the logical table that `result` is a part of.
+unsafe fn refuse_key_change(root: *mut pg_sys::PlannerInfo, plan: *mut pg_sys::ModifyTable, result: pg_sys::Index) {
+    if (*plan).operation != pg_sys::CmdType::CMD_UPDATE {
+        return;
+    }
+    let rte = *(*root).simple_rte_array.add(result as usize);
+    let Some(partition) = partition((*rte).relid) else { return };
+    let target = *(*root).simple_rte_array.add((*(*root).parse).resultRelation as usize);
+    let key = match (*target).relid == (*rte).relid {
+        true => partition.key,
+        false => partition.table.key,
+    };
+    let assigned = PgList::<i32>::from_pg((*root).update_colnos);
+    let changes_key = assigned.iter_int().any(|column| column == i32::from(key));
+    if changes_key {
+        key_change(&partition).raise()
+    }
+}
+
+fn key_change(partition: &Partition) -> Refusal {
+    let table = &partition.table;
+    Refusal::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!("cannot change the shard key \"{}\" of table {}", table.key_column, table.name),
+    )
+    .detail("The row would stay on a shard that does not own its new key.")
+    .hint("Delete the row and insert it with the new key.")
+}
+
+/// # Safety
+/// Called by the executor.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn begin_foreign_modify(
+    state: *mut pg_sys::ModifyTableState,
+    result: *mut pg_sys::ResultRelInfo,
+    private: *mut pg_sys::List,
+    subplan: i32,
+    eflags: i32,
+) {
+    let server = table_server(result);
+    flag::at_start((*state).ps.state, private, server, eflags);
+    call_original!(BeginForeignModify(state, result, private, subplan, eflags));
+}
+
+/// # Safety
+/// Called by the executor, for rows that tuple routing or COPY brings to this partition.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn begin_foreign_insert(
+    state: *mut pg_sys::ModifyTableState,
+    result: *mut pg_sys::ResultRelInfo,
+) {
+    call_original!(BeginForeignInsert(state, result));
+}
+
+/// # Safety
+/// Called by the executor.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn begin_direct_modify(node: *mut pg_sys::ForeignScanState, eflags: i32) {
+    let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
+    flag::at_start((*node).ss.ps.state, (*plan).fdw_private, server_name((*plan).fs_server), eflags);
+    call_original!(BeginDirectModify(node, eflags));
+}
+
+/// # Safety
+/// Called by EXPLAIN.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn explain_foreign_modify(
+    state: *mut pg_sys::ModifyTableState,
+    result: *mut pg_sys::ResultRelInfo,
+    private: *mut pg_sys::List,
+    subplan: i32,
+    es: *mut pg_sys::ExplainState,
+) {
+    call_original!(ExplainForeignModify(state, result, private, subplan, es));
+    explain(private, table_server(result), (*state).ps.state, es);
+}
+
+/// # Safety
+/// Called by EXPLAIN.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn explain_direct_modify(
+    node: *mut pg_sys::ForeignScanState,
+    es: *mut pg_sys::ExplainState,
+) {
+    call_original!(ExplainDirectModify(node, es));
+    let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
+    explain((*plan).fdw_private, server_name((*plan).fs_server), (*node).ss.ps.state, es);
+}
+
+unsafe fn table_server(result: *mut pg_sys::ResultRelInfo) -> Option<String> {
+    let table = pg_sys::GetForeignTable((*(*result).ri_RelationDesc).rd_id);
+    server_name((*table).serverid)
+}
+
+/// # Safety
+/// Called by the executor.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn exec_foreign_insert(
+    estate: *mut pg_sys::EState,
+    result: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    plan_slot: *mut pg_sys::TupleTableSlot,
+) -> *mut pg_sys::TupleTableSlot {
+    check_owner(result, slot);
+    call_original!(ExecForeignInsert(estate, result, slot, plan_slot))
+}
+
+/// # Safety
+/// Called by the executor.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn exec_foreign_batch_insert(
+    estate: *mut pg_sys::EState,
+    result: *mut pg_sys::ResultRelInfo,
+    slots: *mut *mut pg_sys::TupleTableSlot,
+    plan_slots: *mut *mut pg_sys::TupleTableSlot,
+    count: *mut i32,
+) -> *mut *mut pg_sys::TupleTableSlot {
+    for at in 0..*count as usize {
+        check_owner(result, *slots.add(at));
+    }
+    call_original!(ExecForeignBatchInsert(estate, result, slots, plan_slots, count))
+}
+
+/// # Safety
+/// Called by the executor.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn exec_foreign_update(
+    estate: *mut pg_sys::EState,
+    result: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    plan_slot: *mut pg_sys::TupleTableSlot,
+) -> *mut pg_sys::TupleTableSlot {
+    check_owner(result, slot);
+    call_original!(ExecForeignUpdate(estate, result, slot, plan_slot))
+}
+
+/// Refuses a row whose key another shard owns. A NULL key is left to the shard, where the column is NOT NULL.
+unsafe fn check_owner(result: *mut pg_sys::ResultRelInfo, slot: *mut pg_sys::TupleTableSlot) {
+    let Some(partition) = partition((*(*result).ri_RelationDesc).rd_id) else { return };
+    let key = partition.key;
+    if (*slot).tts_nvalid < key {
+        pg_sys::slot_getsomeattrs_int(slot, i32::from(key));
+    }
+    let at = key as usize - 1;
+    if *(*slot).tts_isnull.add(at) {
+        return;
+    }
+    let table = &partition.table;
+    let canonical = table.key_type.with_canonical(*(*slot).tts_values.add(at), <[u8]>::to_vec);
+    let owner = table.keyspace.owner(&canonical);
+    if owner != partition.shard {
+        wrong_shard(&partition, &canonical, owner).raise()
+    }
+}
+
+fn wrong_shard(partition: &Partition, canonical: &[u8], owner: shardmap_core::ids::ShardNumber) -> Refusal {
+    let table = &partition.table;
+    let keyspace = &table.keyspace;
+    Refusal::new(
+        PgSqlErrorCode::ERRCODE_CHECK_VIOLATION,
+        format!(
+            "key \"{}\" of table {} does not belong on shard \"{}\"",
+            String::from_utf8_lossy(canonical),
+            table.name,
+            keyspace.shard_name(partition.shard)
+        ),
+    )
+    .detail(format!("Its owner is shard \"{}\".", keyspace.shard_name(owner)))
+    .hint(format!("Write to {} itself; the row goes to its shard.", table.name))
+}

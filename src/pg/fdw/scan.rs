@@ -1,0 +1,103 @@
+//! Foreign scans: the note goes into the plan, is acted on at executor start, and is shown by EXPLAIN.
+
+use std::ffi::CString;
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use super::{call_original, note};
+use crate::pg::{catalog, flag};
+
+/// # Safety
+/// Called by the planner.
+#[pg_guard]
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C-unwind" fn get_foreign_plan(
+    root: *mut pg_sys::PlannerInfo,
+    baserel: *mut pg_sys::RelOptInfo,
+    relid: pg_sys::Oid,
+    path: *mut pg_sys::ForeignPath,
+    tlist: *mut pg_sys::List,
+    clauses: *mut pg_sys::List,
+    outer: *mut pg_sys::Plan,
+) -> *mut pg_sys::ForeignScan {
+    let scan = call_original!(GetForeignPlan(root, baserel, relid, path, tlist, clauses, outer));
+    (*scan).fdw_private = note::append((*scan).fdw_private);
+    scan
+}
+
+/// # Safety
+/// Called by the executor.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn begin_foreign_scan(node: *mut pg_sys::ForeignScanState, eflags: i32) {
+    let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
+    flag::at_start((*node).ss.ps.state, (*plan).fdw_private, shard_of(plan), eflags);
+    call_original!(BeginForeignScan(node, eflags));
+}
+
+/// # Safety
+/// Called by EXPLAIN.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn explain_foreign_scan(
+    node: *mut pg_sys::ForeignScanState,
+    es: *mut pg_sys::ExplainState,
+) {
+    let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
+    // postgres_fdw tells a join by the length of its private list: show it the list without our note.
+    let mut bare = *plan;
+    bare.fdw_private = note::without((*plan).fdw_private);
+    (*node).ss.ps.plan = std::ptr::addr_of_mut!(bare).cast();
+    call_original!(ExplainForeignScan(node, es));
+    (*node).ss.ps.plan = plan.cast();
+    explain((*plan).fdw_private, shard_of(plan), (*node).ss.ps.state, es);
+}
+
+/// Adds the shard, and once a statement the step and the reason, to EXPLAIN's output.
+///
+/// # Safety
+/// Called inside EXPLAIN of the node that `private` belongs to.
+pub unsafe fn explain(
+    private: *const pg_sys::List,
+    server: Option<String>,
+    estate: *mut pg_sys::EState,
+    es: *mut pg_sys::ExplainState,
+) {
+    let property = |label: &std::ffi::CStr, value: &str| {
+        if let Ok(value) = CString::new(value) {
+            pg_sys::ExplainPropertyText(label.as_ptr(), value.as_ptr(), es);
+        }
+    };
+    if let Some(server) = server {
+        property(c"Shard", &server);
+    }
+    let Some(note) = note::read(private) else { return };
+    if !flag::first_explained(estate) {
+        return;
+    }
+    property(c"Routing", note.step.describe());
+    if !note.reason.is_empty() {
+        property(c"Not Narrowed Because", &note.reason);
+    }
+}
+
+/// The name of the server a scan goes to.
+unsafe fn shard_of(plan: *mut pg_sys::ForeignScan) -> Option<String> {
+    server_name((*plan).fs_server)
+}
+
+/// The name of foreign server `server`, which is the name of a shard.
+///
+/// # Safety
+/// Inside a transaction.
+pub unsafe fn server_name(server: pg_sys::Oid) -> Option<String> {
+    if server == pg_sys::InvalidOid {
+        return None;
+    }
+    let name = std::ffi::CStr::from_ptr((*pg_sys::GetForeignServer(server)).servername);
+    Some(name.to_string_lossy().into_owned())
+}
+
+/// The partition behind foreign table `relid`, if it is one of ours.
+pub fn partition(relid: pg_sys::Oid) -> Option<catalog::Partition> {
+    catalog::current()?.partitions.get(&relid).cloned()
+}

@@ -1,0 +1,212 @@
+//! Fan-outs flagged and counted: once a statement, at executor start, before any shard is asked.
+//!
+//! The policy is read when the statement starts, not when it was planned, so a cached plan obeys the setting of the
+//! moment. The first foreign scan or modification of a statement that starts brings the plan's [`Note`]; the rest of
+//! the statement is recognised by its executor state. Executor hooks then time it and count its rows.
+//! Read next: `fdw::note` for where the note comes from, `stats` for where counts go.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::CStr;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
+use pgrx::prelude::*;
+use pgrx::PgLogLevel;
+use shardmap_core::fingerprint::statement;
+use shardmap_core::route::Step;
+
+use crate::pg::error::Refusal;
+use crate::pg::fdw::note::{self, Note};
+use crate::pg::settings::{FanoutPolicy, FANOUT_POLICY};
+use crate::pg::stats;
+
+/// A statement that runs and has a note.
+struct Running {
+    estate: *mut pg_sys::EState,
+    /// The depth of subtransactions at which it started.
+    depth: i32,
+    note: Note,
+    since: Instant,
+}
+
+thread_local! {
+    static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
+    static EXPLAINED: Cell<*mut pg_sys::EState> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// Acts on the note in `private` when the first node of a statement starts: counts the statement, and applies the
+/// fan-out policy. Later nodes of the same statement do nothing. EXPLAIN without ANALYZE runs nothing and is not flagged.
+///
+/// # Safety
+/// `estate` is the running statement's; `private` a list or NIL.
+pub unsafe fn at_start(
+    estate: *mut pg_sys::EState,
+    private: *const pg_sys::List,
+    server: Option<String>,
+    eflags: i32,
+) {
+    if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0 || is_running(estate) {
+        return;
+    }
+    let Some(note) = note::read(private) else { return };
+    stats::count_step(counted_as(note.step));
+    if note.step == Step::Substituted {
+        if let Some(server) = &server {
+            count_shard(server);
+        }
+    }
+    if note.step == Step::FanOut {
+        apply_policy(&note, source_text(estate));
+    }
+    let depth = pg_sys::GetCurrentTransactionNestLevel();
+    RUNNING.with_borrow_mut(|running| running.push(Running { estate, depth, note, since: Instant::now() }));
+}
+
+/// The step under which statistics count a statement.
+fn counted_as(step: Step) -> stats::Step {
+    match step {
+        Step::Substituted => stats::Step::Substituted,
+        Step::Narrowed => stats::Step::Narrowed,
+        Step::Distributed => stats::Step::Insert,
+        Step::FanOut => stats::Step::FanOut,
+    }
+}
+
+fn count_shard(server: &str) {
+    let Some(catalog) = crate::pg::catalog::current() else { return };
+    for keyspace in catalog.keyspaces.values() {
+        if let Some(shard) = keyspace.map.shard_by_name(server) {
+            stats::count_shard(&keyspace.name, shard.number.0);
+        }
+    }
+}
+
+fn is_running(estate: *mut pg_sys::EState) -> bool {
+    RUNNING.with_borrow(|running| running.iter().any(|r| r.estate == estate))
+}
+
+/// True once for every executed or explained statement.
+pub fn first_explained(estate: *mut pg_sys::EState) -> bool {
+    EXPLAINED.replace(estate) != estate
+}
+
+/// The text of the statement that `estate` runs, without its neighbours in the same string; or "".
+unsafe fn source_text<'a>(estate: *mut pg_sys::EState) -> &'a str {
+    let (text, planned) = ((*estate).es_sourceText, (*estate).es_plannedstmt);
+    if text.is_null() || planned.is_null() {
+        return "";
+    }
+    statement(CStr::from_ptr(text).to_str().unwrap_or(""), (*planned).stmt_location, (*planned).stmt_len)
+}
+
+/// The comment by which a statement says that its fan-out is meant.
+const ALLOWED: &str = "/* shardmap: allow fan-out */";
+
+fn apply_policy(note: &Note, text: &str) {
+    let policy = FANOUT_POLICY.get().max(note.policy);
+    let (level, code) = match policy {
+        FanoutPolicy::Allow => return,
+        _ if text.contains(ALLOWED) => return,
+        FanoutPolicy::Notice => (PgLogLevel::NOTICE, PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION),
+        FanoutPolicy::Warning => (PgLogLevel::WARNING, PgSqlErrorCode::ERRCODE_WARNING),
+        FanoutPolicy::Error => (PgLogLevel::ERROR, PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED),
+    };
+    if policy == FanoutPolicy::Error {
+        stats::count_step(stats::Step::Refused);
+    }
+    Refusal::new(code, format!("query on {} asks all {} shards", note.tables, note.shards))
+        .detail(note.reason.clone())
+        .hint(note.hint.clone())
+        .report(level);
+}
+
+static PREVIOUS_START: OnceLock<pg_sys::ExecutorStart_hook_type> = OnceLock::new();
+static PREVIOUS_END: OnceLock<pg_sys::ExecutorEnd_hook_type> = OnceLock::new();
+
+/// # Safety
+/// Called by Postgres' executor.
+#[pg_guard]
+unsafe extern "C-unwind" fn executor_start(desc: *mut pg_sys::QueryDesc, eflags: i32) {
+    EXPLAINED.set(std::ptr::null_mut());
+    // SAFETY: the previous hook may raise an error; the boundary turns it into a panic that pg_guard re-raises.
+    match PREVIOUS_START.get().copied().flatten() {
+        Some(previous) => pg_guard_ffi_boundary(|| previous(desc, eflags)),
+        None => pg_sys::standard_ExecutorStart(desc, eflags),
+    }
+}
+
+/// # Safety
+/// Called by Postgres' executor.
+#[pg_guard]
+unsafe extern "C-unwind" fn executor_end(desc: *mut pg_sys::QueryDesc) {
+    finish(desc);
+    // SAFETY: as in executor_start.
+    match PREVIOUS_END.get().copied().flatten() {
+        Some(previous) => pg_guard_ffi_boundary(|| previous(desc)),
+        None => pg_sys::standard_ExecutorEnd(desc),
+    }
+}
+
+/// Records a statement that has come to its end.
+unsafe fn finish(desc: *mut pg_sys::QueryDesc) {
+    let estate = (*desc).estate;
+    if estate.is_null() {
+        return;
+    }
+    let ended = RUNNING.with_borrow_mut(|running| {
+        let at = running.iter().rposition(|r| r.estate == estate)?;
+        Some(running.swap_remove(at))
+    });
+    let Some(ended) = ended else { return };
+    if ended.note.step != Step::FanOut {
+        return;
+    }
+    stats::record_fanout(&stats::FanoutSample {
+        text: source_text(estate),
+        tables: &ended.note.tables,
+        reason: &ended.note.reason,
+        shards: ended.note.shards,
+        rows: (*estate).es_processed,
+        millis: ended.since.elapsed().as_secs_f64() * 1000.0,
+    });
+}
+
+/// # Safety
+/// Called by Postgres at the end of a transaction.
+#[pg_guard]
+unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _arg: *mut std::ffi::c_void) {
+    // A statement that failed never reached ExecutorEnd, and its executor state is gone.
+    if event == pg_sys::XactEvent::XACT_EVENT_ABORT || event == pg_sys::XactEvent::XACT_EVENT_COMMIT {
+        RUNNING.with_borrow_mut(Vec::clear);
+    }
+}
+
+/// # Safety
+/// Called by Postgres at the end of a subtransaction.
+#[pg_guard]
+unsafe extern "C-unwind" fn at_subtransaction_end(
+    event: pg_sys::SubXactEvent::Type,
+    _own: pg_sys::SubTransactionId,
+    _parent: pg_sys::SubTransactionId,
+    _arg: *mut std::ffi::c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        let depth = pg_sys::GetCurrentTransactionNestLevel();
+        RUNNING.with_borrow_mut(|running| running.retain(|r| r.depth < depth));
+    }
+}
+
+/// Installs the executor hooks. Once per process.
+pub fn init() {
+    // SAFETY: hooks are changed in _PG_init only, in a single thread.
+    unsafe {
+        let _ = PREVIOUS_START.set(pg_sys::ExecutorStart_hook);
+        pg_sys::ExecutorStart_hook = Some(executor_start);
+        let _ = PREVIOUS_END.set(pg_sys::ExecutorEnd_hook);
+        pg_sys::ExecutorEnd_hook = Some(executor_end);
+        pg_sys::RegisterXactCallback(Some(at_transaction_end), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(at_subtransaction_end), std::ptr::null_mut());
+    }
+}

@@ -1,0 +1,273 @@
+//! The planner hook: a statement's way down the ladder.
+//!
+//! 0. No logical table in it: handed on untouched, at the cost of looking through its range table.
+//! 1. Every reference that reaches one shard has that shard's foreign table put in its place.
+//! 2. What reaches some shards, or shards known only at run time, is left to Postgres' own pruning, which follows our map.
+//! 3. What reaches everywhere is left to the partitions, and flagged when it starts (`flag`).
+//!
+//! What always holds: with `shardmap.enable_routing` off the same statement gives the same answer through the partitions.
+//! Refuses: a conflict target or DO UPDATE on a logical table, MERGE into one (postgres_fdw cannot run them).
+
+use std::collections::BTreeSet;
+use std::ffi::c_char;
+use std::rc::Rc;
+use std::sync::OnceLock;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
+use pgrx::prelude::*;
+use shardmap_core::ids::ShardNumber;
+use shardmap_core::route::{decide, Operand, Reach, Reason, Step};
+
+use crate::pg::catalog::{self, LogicalTable};
+use crate::pg::error::Refusal;
+use crate::pg::fdw::note::{Note, Planning};
+use crate::pg::query::read::{read, Reading, Reference, Usage};
+use crate::pg::query::substitute::{is_plain_do_nothing, send_as_value, substitute};
+use crate::pg::query::tree::{cast, items, rte, walk_level};
+use crate::pg::settings::{FanoutPolicy, ENABLE_ROUTING};
+
+static PREVIOUS: OnceLock<pg_sys::planner_hook_type> = OnceLock::new();
+
+/// Installs the hook. Once per process.
+pub fn init() {
+    // SAFETY: hooks are changed in _PG_init only, in a single thread.
+    unsafe {
+        let _ = PREVIOUS.set(pg_sys::planner_hook);
+        pg_sys::planner_hook = Some(plan);
+    }
+}
+
+/// # Safety
+/// Called by Postgres with a rewritten query.
+#[pg_guard]
+unsafe extern "C-unwind" fn plan(
+    query: *mut pg_sys::Query,
+    sql: *const c_char,
+    options: i32,
+    params: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    if !has_candidate(query) {
+        return hand_on(query, sql, options, params);
+    }
+    let Some(catalog) = catalog::current() else { return hand_on(query, sql, options, params) };
+    let reading = read(&catalog, query, params);
+    if reading.tables.is_empty() {
+        return hand_on(query, sql, options, params);
+    }
+    refuse_unsupported(query, &reading);
+    let note = route(&reading);
+    let _planning = Planning::of(Rc::new(note));
+    let _partitionwise = Partitionwise::on();
+    hand_on(query, sql, options, params)
+}
+
+unsafe fn hand_on(
+    query: *mut pg_sys::Query,
+    sql: *const c_char,
+    options: i32,
+    params: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    // SAFETY: the previous hook may raise an error; the boundary turns it into a panic that pg_guard re-raises.
+    match PREVIOUS.get().copied().flatten() {
+        Some(previous) => pg_guard_ffi_boundary(|| previous(query, sql, options, params)),
+        None => pg_sys::standard_planner(query, sql, options, params),
+    }
+}
+
+/// Whether a partitioned table stands anywhere in the statement: a logical table always is one.
+unsafe fn has_candidate(query: *mut pg_sys::Query) -> bool {
+    for entry in items::<pg_sys::RangeTblEntry>((*query).rtable) {
+        let found = match (*entry).rtekind {
+            pg_sys::RTEKind::RTE_RELATION => (*entry).relkind as u8 == pg_sys::RELKIND_PARTITIONED_TABLE,
+            pg_sys::RTEKind::RTE_SUBQUERY => has_candidate((*entry).subquery),
+            _ => false,
+        };
+        if found {
+            return true;
+        }
+    }
+    for cte in items::<pg_sys::CommonTableExpr>((*query).cteList) {
+        if cast((*cte).ctequery, pg_sys::NodeTag::T_Query).is_some_and(|q| has_candidate(q)) {
+            return true;
+        }
+    }
+    if !(*query).hasSubLinks {
+        return false;
+    }
+    let mut found = false;
+    walk_level(query, &mut |node| {
+        if let Some(link) = cast::<pg_sys::SubLink>(node, pg_sys::NodeTag::T_SubLink) {
+            found |= has_candidate((*link).subselect.cast());
+        }
+        !found
+    });
+    found
+}
+
+/// Where a reference's rows are.
+enum Place {
+    One(ShardNumber),
+    Some,
+    /// Each inserted row goes its own way.
+    EachRow,
+    Everywhere(Reason),
+}
+
+/// Decides for every reference, rewrites those that reach one shard, and says what became of the statement.
+unsafe fn route(reading: &Reading) -> Note {
+    let mut reaches: Vec<Option<Reach>> = vec![None; reading.tables.len()];
+    for (id, reach) in decide(&reading.level) {
+        reaches[id] = Some(reach);
+    }
+    let mut note = Note {
+        step: Step::Substituted,
+        reason: String::new(),
+        hint: String::new(),
+        tables: String::new(),
+        shards: 0,
+        policy: FanoutPolicy::Allow,
+    };
+    let mut servers = BTreeSet::new();
+    for (reference, reach) in reading.tables.iter().zip(reaches) {
+        let table = &reference.table;
+        match place(reference, reach) {
+            Place::One(shard) => {
+                let child = table.partitions.get(&shard).copied().filter(|_| ENABLE_ROUTING.get());
+                servers.insert((table.keyspace.name.clone(), shard));
+                if !child.is_some_and(|child| substitute(reference, child)) {
+                    note.step = note.step.max(Step::Narrowed);
+                }
+            }
+            Place::Some => note.step = note.step.max(Step::Narrowed),
+            Place::EachRow => note.step = note.step.max(Step::Distributed),
+            Place::Everywhere(reason) => note.fan_out(table, reason),
+        }
+    }
+    if servers.len() > 1 {
+        note.step = note.step.max(Step::Narrowed);
+    }
+    reading.late.iter().for_each(|conjunct| send_as_value(conjunct));
+    note
+}
+
+impl Note {
+    fn fan_out(&mut self, table: &LogicalTable, reason: Reason) {
+        let shards = table.partitions.len() as u32;
+        if shards <= 1 {
+            self.step = self.step.max(Step::Narrowed);
+            return;
+        }
+        self.step = Step::FanOut;
+        self.shards = self.shards.max(shards);
+        if let Some(own) = table.fanout_policy.as_deref().and_then(FanoutPolicy::parse) {
+            self.policy = self.policy.max(own);
+        }
+        if self.tables.split(", ").any(|name| name == table.name) {
+            return;
+        }
+        if !self.tables.is_empty() {
+            self.tables.push_str(", ");
+            self.reason.push(' ');
+        }
+        self.tables.push_str(&table.name);
+        self.reason.push_str(&reason.sentence(&table.name, &table.key_column));
+        if self.hint.is_empty() {
+            self.hint = format!(
+                "Add an equality on \"{}\", or allow this statement with the comment /* shardmap: allow fan-out */ or \
+                 SET shardmap.fanout_policy = 'allow'.",
+                table.key_column
+            );
+        }
+    }
+}
+
+fn place(reference: &Reference, reach: Option<Reach>) -> Place {
+    let table = &reference.table;
+    let keys = match (&reference.usage, reach) {
+        (Usage::Insert(None), _) => return Place::EachRow,
+        (Usage::Insert(Some(operands)), _) => {
+            let known = operands.iter().map(|operand| match operand {
+                Operand::Known(key) => Some(key.clone()),
+                _ => None,
+            });
+            match known.collect::<Option<Vec<_>>>() {
+                Some(keys) => keys,
+                None => return Place::EachRow,
+            }
+        }
+        (Usage::Read, Some(Reach::Keys(keys))) => keys,
+        (Usage::Read, Some(Reach::Deferred)) => return Place::Some,
+        (Usage::Read, Some(Reach::Everywhere(reason))) => return Place::Everywhere(reason),
+        (Usage::Read, None) => return Place::Everywhere(Reason::UnknownValue),
+    };
+    let shards: BTreeSet<ShardNumber> = keys.iter().map(|key| table.keyspace.owner(key)).collect();
+    match (shards.len(), &reference.usage) {
+        (1, _) => shards.into_iter().next().map_or(Place::Some, Place::One),
+        (_, Usage::Insert(_)) => Place::EachRow,
+        _ => Place::Some,
+    }
+}
+
+/// Refuses what postgres_fdw would refuse less clearly, or not at all.
+unsafe fn refuse_unsupported(query: *mut pg_sys::Query, reading: &Reading) {
+    for reference in &reading.tables {
+        let table = &reference.table.name;
+        let statement = reference.query;
+        if matches!(reference.usage, Usage::Insert(_))
+            && !(*statement).onConflict.is_null()
+            && !is_plain_do_nothing((*statement).onConflict)
+        {
+            Refusal::new(
+                PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+                format!("ON CONFLICT with a conflict target or DO UPDATE is not supported on table {table}"),
+            )
+            .detail("Its rows are unique on their shards, not here.")
+            .hint("Use ON CONFLICT DO NOTHING without a target, or UPDATE the row first and INSERT it if there is none.")
+            .raise()
+        }
+    }
+    let target = match (*query).commandType {
+        pg_sys::CmdType::CMD_MERGE => rte(query, (*query).resultRelation as u32),
+        _ => None,
+    };
+    let merged = target.and_then(|entry| reading.tables.iter().find(|r| r.table.relid == (*entry).relid));
+    if let Some(reference) = merged {
+        Refusal::new(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            format!("MERGE into table {} is not supported", reference.table.name),
+        )
+        .hint("Use UPDATE, DELETE and INSERT .. ON CONFLICT DO NOTHING in one transaction.")
+        .raise()
+    }
+}
+
+
+/// Partitionwise joins and aggregates, on while a statement with logical tables is planned: colocated tables join on
+/// their shards.
+struct Partitionwise {
+    join: bool,
+    aggregate: bool,
+}
+
+impl Partitionwise {
+    fn on() -> Self {
+        // SAFETY: settings of this process, read by the planner only.
+        unsafe {
+            let before = Self { join: pg_sys::enable_partitionwise_join, aggregate: pg_sys::enable_partitionwise_aggregate };
+            pg_sys::enable_partitionwise_join = true;
+            pg_sys::enable_partitionwise_aggregate = true;
+            before
+        }
+    }
+}
+
+impl Drop for Partitionwise {
+    fn drop(&mut self) {
+        // SAFETY: as in `on`.
+        unsafe {
+            pg_sys::enable_partitionwise_join = self.join;
+            pg_sys::enable_partitionwise_aggregate = self.aggregate;
+        }
+    }
+}

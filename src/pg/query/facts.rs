@@ -1,0 +1,234 @@
+//! Conditions of a statement, read into the core's facts.
+//!
+//! What always holds: a fact says no more than its expression does. Whatever is not understood becomes
+//! [`Fact::Other`]. Values are simplified as the planner will simplify them, with the parameters it was given.
+
+use pgrx::pg_sys;
+use shardmap_core::route::{Column, Fact, Operand};
+
+use super::columns::{comparable, is_equality, strip, Side};
+use super::read::Reader;
+use super::tree::{cast, items, nth, tag, walk_expression};
+use crate::pg::keys::KeyType;
+
+/// An equality whose value is known only when the statement starts, and which postgres_fdw would not send to a shard.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Late {
+    /// The whole equality.
+    pub equality: *mut pg_sys::OpExpr,
+    /// Which of its arguments is the value.
+    pub value_at: usize,
+}
+
+impl Reader<'_> {
+    /// The facts of a condition: of its conjuncts, if it is an AND or a list.
+    ///
+    /// # Safety
+    /// `node` must be NULL or an expression of the innermost level.
+    pub unsafe fn facts(&mut self, node: *mut pg_sys::Node) -> Vec<Fact> {
+        match tag(node) {
+            pg_sys::NodeTag::T_Invalid => Vec::new(),
+            pg_sys::NodeTag::T_List => {
+                items::<pg_sys::Node>(node.cast()).collect::<Vec<_>>().into_iter().flat_map(|n| self.facts(n)).collect()
+            }
+            pg_sys::NodeTag::T_BoolExpr if (*node.cast::<pg_sys::BoolExpr>()).boolop == pg_sys::BoolExprType::AND_EXPR => {
+                self.facts((*node.cast::<pg_sys::BoolExpr>()).args.cast())
+            }
+            _ => vec![self.fact(node)],
+        }
+    }
+
+    unsafe fn fact(&mut self, node: *mut pg_sys::Node) -> Fact {
+        let known = match tag(node) {
+            pg_sys::NodeTag::T_OpExpr => self.comparison(node.cast()),
+            pg_sys::NodeTag::T_ScalarArrayOpExpr => self.membership(node.cast()),
+            pg_sys::NodeTag::T_BoolExpr if (*node.cast::<pg_sys::BoolExpr>()).boolop == pg_sys::BoolExprType::OR_EXPR => {
+                let arms: Vec<_> = items::<pg_sys::Node>((*node.cast::<pg_sys::BoolExpr>()).args).collect();
+                Some(Fact::Any(arms.into_iter().map(|arm| Fact::All(self.facts(arm))).collect()))
+            }
+            pg_sys::NodeTag::T_Const => {
+                let constant = &*node.cast::<pg_sys::Const>();
+                let is_false = constant.constisnull || constant.constvalue.value() == 0;
+                (constant.consttype == pg_sys::BOOLOID && is_false).then_some(Fact::Never)
+            }
+            _ => None,
+        };
+        match known {
+            Some(fact) => fact,
+            None => Fact::Other(self.mentioned(node)),
+        }
+    }
+
+    /// `a = b`, `a >= value`, `a <= value`, either way round.
+    unsafe fn comparison(&mut self, op: *mut pg_sys::OpExpr) -> Option<Fact> {
+        let (left, right) = (nth::<pg_sys::Node>((*op).args, 0)?, nth::<pg_sys::Node>((*op).args, 1)?);
+        if is_equality((*op).opno, (*op).inputcollid) {
+            return match (self.side(left), self.side(right)) {
+                (Some(a), Some(b)) => comparable(a.kind, b.kind).then_some(Fact::Same(a.column, b.column)),
+                (Some(a), None) => self.equals(op, a, right, 1),
+                (None, Some(b)) => self.equals(op, b, left, 0),
+                (None, None) => None,
+            };
+        }
+        if (*op).opno.to_u32() >= pg_sys::FirstNormalObjectId {
+            return None;
+        }
+        let name = pg_sys::get_opname((*op).opno);
+        if name.is_null() {
+            return None;
+        }
+        let name = std::ffi::CStr::from_ptr(name).to_bytes();
+        let (side, value, at_least) = match (self.side(left), self.side(right), name) {
+            (Some(side), None, b">=") => (side, right, true),
+            (Some(side), None, b"<=") => (side, right, false),
+            (None, Some(side), b">=") => (side, left, false),
+            (None, Some(side), b"<=") => (side, left, true),
+            _ => return None,
+        };
+        let operand = self.operand(side, value);
+        Some(match at_least {
+            true => Fact::AtLeast(side.column, operand),
+            false => Fact::AtMost(side.column, operand),
+        })
+    }
+
+    unsafe fn equals(
+        &mut self,
+        op: *mut pg_sys::OpExpr,
+        side: Side,
+        value: *mut pg_sys::Node,
+        value_at: usize,
+    ) -> Option<Fact> {
+        let operand = self.operand(side, value);
+        if operand == Operand::Deferred && tag(strip(value)) != pg_sys::NodeTag::T_Param {
+            self.late.push(Late { equality: op, value_at });
+        }
+        Some(Fact::Is(side.column, vec![operand]))
+    }
+
+    /// `a = ANY (array)`, `a IN (list)`.
+    unsafe fn membership(&mut self, op: *mut pg_sys::ScalarArrayOpExpr) -> Option<Fact> {
+        if !(*op).useOr || !is_equality((*op).opno, (*op).inputcollid) {
+            return None;
+        }
+        let side = self.side(nth((*op).args, 0)?)?;
+        let array = nth::<pg_sys::Node>((*op).args, 1)?;
+        if let Some(list) = cast::<pg_sys::ArrayExpr>(array, pg_sys::NodeTag::T_ArrayExpr) {
+            if (*list).multidims {
+                return None;
+            }
+            let elements: Vec<_> = items::<pg_sys::Node>((*list).elements).collect();
+            return Some(Fact::Is(side.column, elements.into_iter().map(|e| self.operand(side, e)).collect()));
+        }
+        let operands = match self.simplified(array)? {
+            Value::Constant(constant) => array_elements(side, constant)?,
+            Value::Deferred => vec![Operand::Deferred],
+        };
+        Some(Fact::Is(side.column, operands))
+    }
+
+    /// The column that `node` is, as an operator sees it.
+    unsafe fn side(&mut self, node: *mut pg_sys::Node) -> Option<Side> {
+        self.columns.side(node, &self.levels)
+    }
+
+    /// What `node` is worth as a value that `side` is compared with.
+    pub unsafe fn operand(&mut self, side: Side, node: *mut pg_sys::Node) -> Operand {
+        match KeyType::of(pg_sys::exprType(node)) {
+            Some(value_type) if comparable(side.kind, value_type.kind) => {}
+            _ => return Operand::Unknown,
+        }
+        self.value(node)
+    }
+
+    /// What `node` is worth by itself, by its own type.
+    pub unsafe fn value(&mut self, node: *mut pg_sys::Node) -> Operand {
+        match self.simplified(node) {
+            None => Operand::Unknown,
+            Some(Value::Deferred) => Operand::Deferred,
+            Some(Value::Constant(constant)) if (*constant).constisnull => Operand::Null,
+            Some(Value::Constant(constant)) => match KeyType::of((*constant).consttype) {
+                Some(key_type) => Operand::Known(key_type.with_canonical((*constant).constvalue, <[u8]>::to_vec)),
+                None => Operand::Unknown,
+            },
+        }
+    }
+
+    /// `node` simplified as the planner will do it; `None` if it depends on a row or may change while the statement
+    /// runs.
+    unsafe fn simplified(&mut self, node: *mut pg_sys::Node) -> Option<Value> {
+        if let Some(constant) = cast::<pg_sys::Const>(node, pg_sys::NodeTag::T_Const) {
+            return Some(Value::Constant(constant));
+        }
+        let mut depends = false;
+        walk_expression(node, &mut |below| {
+            let varies = [
+                pg_sys::NodeTag::T_Var,
+                pg_sys::NodeTag::T_SubLink,
+                pg_sys::NodeTag::T_Aggref,
+                pg_sys::NodeTag::T_WindowFunc,
+                pg_sys::NodeTag::T_GroupingFunc,
+                pg_sys::NodeTag::T_SetToDefault,
+                pg_sys::NodeTag::T_CurrentOfExpr,
+            ];
+            let internal = match cast::<pg_sys::Param>(below, pg_sys::NodeTag::T_Param) {
+                Some(param) => (*param).paramkind != pg_sys::ParamKind::PARAM_EXTERN,
+                None => false,
+            };
+            depends |= internal || varies.contains(&tag(below));
+            !depends
+        });
+        if depends || pg_sys::contain_volatile_functions(node) || pg_sys::expression_returns_set(node) {
+            return None;
+        }
+        let simple = pg_sys::eval_const_expressions(self.planner(), node);
+        Some(match cast::<pg_sys::Const>(simple, pg_sys::NodeTag::T_Const) {
+            Some(constant) => Value::Constant(constant),
+            None => Value::Deferred,
+        })
+    }
+
+    /// The columns of this level or outer ones that an expression mentions, subqueries aside.
+    unsafe fn mentioned(&mut self, node: *mut pg_sys::Node) -> Vec<Column> {
+        let mut vars = Vec::new();
+        walk_expression(node, &mut |below| {
+            vars.extend(cast::<pg_sys::Var>(below, pg_sys::NodeTag::T_Var));
+            true
+        });
+        vars.into_iter().filter_map(|var| self.columns.of_var(var, &self.levels)).collect()
+    }
+}
+
+enum Value {
+    Constant(*mut pg_sys::Const),
+    Deferred,
+}
+
+/// The elements of a constant array whose elements `side` is compared with.
+unsafe fn array_elements(side: Side, constant: *const pg_sys::Const) -> Option<Vec<Operand>> {
+    if (*constant).constisnull {
+        return Some(vec![Operand::Null]);
+    }
+    let element = pg_sys::get_base_element_type((*constant).consttype);
+    let key_type = KeyType::of(element).filter(|t| comparable(side.kind, t.kind))?;
+    let (mut length, mut by_value, mut align) = (0i16, false, 0i8);
+    pg_sys::get_typlenbyvalalign(key_type.oid, &mut length, &mut by_value, &mut align);
+    let array = pg_sys::pg_detoast_datum((*constant).constvalue.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+    let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+    pg_sys::deconstruct_array(
+        array,
+        key_type.oid,
+        i32::from(length),
+        by_value,
+        align as _,
+        &mut values,
+        &mut nulls,
+        &mut count,
+    );
+    let operand = |at: usize| match *nulls.add(at) {
+        true => Operand::Null,
+        false => Operand::Known(key_type.with_canonical(*values.add(at), <[u8]>::to_vec)),
+    };
+    Some((0..count as usize).map(operand).collect())
+}
+

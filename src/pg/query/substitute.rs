@@ -1,0 +1,154 @@
+//! The query tree rewritten: one shard's foreign table in place of a logical table.
+//!
+//! What always holds: permissions stay those of the logical table (its entry is kept, outside the join tree, with the
+//! privileges to check), and so do lock and plan invalidation. Refuses, by leaving the table as it is: a foreign table
+//! whose columns differ, a whole-row reference (its row type would differ), triggers on the table that is written.
+
+use pgrx::pg_sys;
+
+use super::read::{Conjunct, Reference};
+use super::tree::{cast, nth, rte, tag, walk_level};
+
+/// Puts foreign table `child` in the place of the logical table. Returns whether it did.
+///
+/// # Safety
+/// `reference` must have been read from a query that has not been changed since, except by this function.
+pub unsafe fn substitute(reference: &Reference, child: pg_sys::Oid) -> bool {
+    let query = reference.query;
+    let Some(entry) = rte(query, reference.rti) else { return false };
+    let is_target = (*query).resultRelation as u32 == reference.rti;
+    if !(*entry).tablesample.is_null()
+        || (*query).commandType == pg_sys::CmdType::CMD_MERGE
+        || (is_target && !(*query).onConflict.is_null() && !is_plain_do_nothing((*query).onConflict))
+        || has_whole_row(reference)
+    {
+        return false;
+    }
+    pg_sys::LockRelationOid(child, (*entry).rellockmode);
+    if !same_layout((*entry).relid, child, is_target) {
+        return false;
+    }
+    let kept = pg_sys::copyObjectImpl(entry.cast()).cast::<pg_sys::RangeTblEntry>();
+    (*kept).securityQuals = std::ptr::null_mut();
+    (*query).rtable = pg_sys::lappend((*query).rtable, kept.cast());
+    (*entry).relid = child;
+    (*entry).relkind = pg_sys::RELKIND_FOREIGN_TABLE as _;
+    // An INSERT's target has inh unset anyway.
+    (*entry).inh = false;
+    waive_privileges(query, entry, child);
+    true
+}
+
+/// Makes `entry` ask for no privileges of its own: those of the logical table are checked through the kept entry.
+#[cfg(not(feature = "pg15"))]
+unsafe fn waive_privileges(query: *mut pg_sys::Query, entry: *mut pg_sys::RangeTblEntry, child: pg_sys::Oid) {
+    let Some(own) = nth::<pg_sys::RTEPermissionInfo>((*query).rteperminfos, (*entry).perminfoindex as usize - 1) else {
+        return;
+    };
+    // Columns and checkAsUser stay: the executor asks them of the table that it writes, postgres_fdw for whom to log in.
+    let waived = pg_sys::copyObjectImpl(own.cast()).cast::<pg_sys::RTEPermissionInfo>();
+    (*waived).relid = child;
+    (*waived).inh = false;
+    (*waived).requiredPerms = 0;
+    (*query).rteperminfos = pg_sys::lappend((*query).rteperminfos, waived.cast());
+    (*entry).perminfoindex = (*(*query).rteperminfos).length as _;
+}
+
+#[cfg(feature = "pg15")]
+unsafe fn waive_privileges(_query: *mut pg_sys::Query, entry: *mut pg_sys::RangeTblEntry, _child: pg_sys::Oid) {
+    (*entry).requiredPerms = 0;
+}
+
+/// ON CONFLICT DO NOTHING without a conflict target: what postgres_fdw can send.
+pub unsafe fn is_plain_do_nothing(clause: *const pg_sys::OnConflictExpr) -> bool {
+    (*clause).action == pg_sys::OnConflictAction::ONCONFLICT_NOTHING
+        && (*clause).arbiterElems.is_null()
+        && (*clause).constraint == pg_sys::InvalidOid
+}
+
+/// Whether the statement reads the table's rows as values of its row type, at any level.
+unsafe fn has_whole_row(reference: &Reference) -> bool {
+    let mut found = false;
+    find_whole_row(reference.query, reference.rti, 0, &mut found);
+    found
+}
+
+unsafe fn find_whole_row(query: *mut pg_sys::Query, rti: u32, depth: u32, found: &mut bool) {
+    let mut below = Vec::new();
+    walk_level(query, &mut |node| {
+        match tag(node) {
+            pg_sys::NodeTag::T_Var => {
+                let var = &*node.cast::<pg_sys::Var>();
+                *found |= var.varno as u32 == rti && var.varlevelsup == depth && var.varattno == 0;
+            }
+            pg_sys::NodeTag::T_SubLink => below.push((*node.cast::<pg_sys::SubLink>()).subselect),
+            _ => {}
+        }
+        true
+    });
+    for entry in super::tree::items::<pg_sys::RangeTblEntry>((*query).rtable) {
+        below.push((*entry).subquery.cast());
+    }
+    for cte in super::tree::items::<pg_sys::CommonTableExpr>((*query).cteList) {
+        below.push((*cte).ctequery);
+    }
+    for inner in below.into_iter().filter_map(|node| cast::<pg_sys::Query>(node, pg_sys::NodeTag::T_Query)) {
+        if !*found {
+            find_whole_row(inner, rti, depth + 1, found);
+        }
+    }
+}
+
+/// Whether column by column both tables are the same, and (for a target) nothing hangs on the logical table itself.
+unsafe fn same_layout(parent: pg_sys::Oid, child: pg_sys::Oid, is_target: bool) -> bool {
+    let parent = pg_sys::table_open(parent, pg_sys::NoLock as _);
+    let child = pg_sys::table_open(child, pg_sys::NoLock as _);
+    let (a, b) = ((*parent).rd_att, (*child).rd_att);
+    let same = (*a).natts == (*b).natts
+        && (0..(*a).natts as usize).all(|at| {
+            let (a, b) = (crate::pg::raw::attribute(a, at), crate::pg::raw::attribute(b, at));
+            a.attisdropped == b.attisdropped
+                && (a.attisdropped
+                    || (a.attname.data == b.attname.data
+                        && a.atttypid == b.atttypid
+                        && a.atttypmod == b.atttypmod
+                        && a.attcollation == b.attcollation
+                        && a.attgenerated == b.attgenerated))
+        });
+    let triggers = is_target && !(*parent).trigdesc.is_null();
+    pg_sys::table_close(child, pg_sys::NoLock as _);
+    pg_sys::table_close(parent, pg_sys::NoLock as _);
+    same && !triggers
+}
+
+/// Adds `column = (SELECT value)` beside `column = value`, whose value is computed when the statement starts: the
+/// former is sent to the shard as a value, the latter prunes the shards before any is asked.
+///
+/// # Safety
+/// As [`substitute`].
+pub unsafe fn send_as_value(conjunct: &Conjunct) {
+    let original = conjunct.late.equality;
+    let copy = pg_sys::copyObjectImpl(original.cast()).cast::<pg_sys::OpExpr>();
+    let cell = (*(*copy).args).elements.add(conjunct.late.value_at);
+    (*cell).ptr_value = select_value((*cell).ptr_value.cast()).cast();
+    let both = pg_sys::lappend(std::ptr::null_mut(), (*conjunct.whole).cast());
+    let both = pg_sys::lappend(both, copy.cast());
+    *conjunct.whole = pg_sys::make_andclause(both).cast();
+    (*conjunct.query).hasSubLinks = true;
+}
+
+/// `(SELECT value)`.
+unsafe fn select_value(value: *mut pg_sys::Node) -> *mut pg_sys::SubLink {
+    let query = pgrx::PgBox::<pg_sys::Query>::alloc_node(pg_sys::NodeTag::T_Query).into_pg();
+    let target = pg_sys::makeTargetEntry(value.cast(), 1, pg_sys::pstrdup(c"value".as_ptr()), false);
+    (*query).commandType = pg_sys::CmdType::CMD_SELECT;
+    (*query).canSetTag = true;
+    (*query).targetList = pg_sys::lappend(std::ptr::null_mut(), target.cast());
+    (*query).jointree = pg_sys::makeFromExpr(std::ptr::null_mut(), std::ptr::null_mut());
+    let link = pgrx::PgBox::<pg_sys::SubLink>::alloc_node(pg_sys::NodeTag::T_SubLink).into_pg();
+    (*link).subLinkType = pg_sys::SubLinkType::EXPR_SUBLINK;
+    (*link).subselect = query.cast();
+    (*link).location = -1;
+    link
+}
+
