@@ -12,7 +12,15 @@ mod pg;
 extension_sql_file!("../sql/schema.sql", name = "schema", bootstrap);
 extension_sql_file!("../sql/routing.sql", name = "routing", requires = ["schema"]);
 extension_sql_file!("../sql/remote.sql", name = "remote", requires = ["routing"]);
-extension_sql_file!("../sql/stats.sql", name = "stats", requires = ["remote"]);
+extension_sql_file!("../sql/key_classes.sql", name = "key_classes", requires = ["remote"]);
+extension_sql_file!("../sql/keyspaces.sql", name = "keyspaces", requires = ["key_classes"]);
+extension_sql_file!("../sql/shards_check.sql", name = "shards_check", requires = ["keyspaces"]);
+extension_sql_file!("../sql/shards.sql", name = "shards", requires = ["shards_check"]);
+extension_sql_file!("../sql/tables_checks.sql", name = "tables_checks", requires = ["shards"]);
+extension_sql_file!("../sql/tables_ddl.sql", name = "tables_ddl", requires = ["tables_checks"]);
+extension_sql_file!("../sql/tables_local.sql", name = "tables_local", requires = ["tables_ddl"]);
+extension_sql_file!("../sql/tables.sql", name = "tables", requires = ["tables_local"]);
+extension_sql_file!("../sql/stats.sql", name = "stats", requires = ["tables"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

@@ -52,6 +52,9 @@ impl Refusal {
 
 /// Postgres' error code for a five-character SQLSTATE.
 pub fn sqlstate(code: &str) -> PgSqlErrorCode {
-    let packed = code.bytes().enumerate().fold(0, |packed, (at, c)| packed | (i32::from(c.wrapping_sub(b'0') & 0x3f) << (6 * at)));
+    let packed = code
+        .bytes()
+        .enumerate()
+        .fold(0, |packed, (at, c)| packed | (i32::from(c.wrapping_sub(b'0') & 0x3f) << (6 * at)));
     PgSqlErrorCode::from(packed)
 }

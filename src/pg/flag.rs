@@ -41,12 +41,7 @@ thread_local! {
 ///
 /// # Safety
 /// `estate` is the running statement's; `private` a list or NIL.
-pub unsafe fn at_start(
-    estate: *mut pg_sys::EState,
-    private: *const pg_sys::List,
-    server: Option<String>,
-    eflags: i32,
-) {
+pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List, server: Option<String>, eflags: i32) {
     if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0 || is_running(estate) {
         return;
     }

@@ -223,7 +223,9 @@ unsafe fn refuse_unsupported(query: *mut pg_sys::Query, reading: &Reading) {
                 format!("ON CONFLICT with a conflict target or DO UPDATE is not supported on table {table}"),
             )
             .detail("Its rows are unique on their shards, not here.")
-            .hint("Use ON CONFLICT DO NOTHING without a target, or UPDATE the row first and INSERT it if there is none.")
+            .hint(
+                "Use ON CONFLICT DO NOTHING without a target, or UPDATE the row first and INSERT it if there is none.",
+            )
             .raise()
         }
     }
@@ -242,7 +244,6 @@ unsafe fn refuse_unsupported(query: *mut pg_sys::Query, reading: &Reading) {
     }
 }
 
-
 /// Partitionwise joins and aggregates, on while a statement with logical tables is planned: colocated tables join on
 /// their shards.
 struct Partitionwise {
@@ -254,7 +255,8 @@ impl Partitionwise {
     fn on() -> Self {
         // SAFETY: settings of this process, read by the planner only.
         unsafe {
-            let before = Self { join: pg_sys::enable_partitionwise_join, aggregate: pg_sys::enable_partitionwise_aggregate };
+            let before =
+                Self { join: pg_sys::enable_partitionwise_join, aggregate: pg_sys::enable_partitionwise_aggregate };
             pg_sys::enable_partitionwise_join = true;
             pg_sys::enable_partitionwise_aggregate = true;
             before

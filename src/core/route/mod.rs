@@ -209,7 +209,9 @@ impl Reason {
             Self::UnknownValue => {
                 format!("The key \"{key}\" of {table} is not compared for equality with a value known when the statement starts.")
             }
-            Self::OrWithOther => format!("The key \"{key}\" of {table} is named in one arm of an OR, not in all."),
+            Self::OrWithOther => {
+                format!("The key \"{key}\" of {table} is named in one arm of an OR, not in all.")
+            }
             Self::OuterJoinOnly => {
                 format!("The key \"{key}\" of {table} is named only in the condition of an outer join, which keeps its other rows.")
             }

@@ -101,14 +101,7 @@ fn one_of(operands: &[Operand]) -> Reach {
 }
 
 /// An OR: each arm is taken together with all the other facts.
-fn any_of(
-    key: Column,
-    class: &BTreeSet<Column>,
-    arms: &[Fact],
-    flat: &[&Fact],
-    own: &Fact,
-    depth: usize,
-) -> Reach {
+fn any_of(key: Column, class: &BTreeSet<Column>, arms: &[Fact], flat: &[&Fact], own: &Fact, depth: usize) -> Reach {
     let mut keys = BTreeSet::new();
     let mut deferred = false;
     let mut unknown = None;
@@ -132,7 +125,9 @@ fn any_of(
     }
     match unknown {
         Some(_) if narrowed > 0 => Reach::Everywhere(Reason::OrWithOther),
-        Some(reason) if arms.iter().any(|arm| mentions(arm, class)) => Reach::Everywhere(reason.max(Reason::UnknownValue)),
+        Some(reason) if arms.iter().any(|arm| mentions(arm, class)) => {
+            Reach::Everywhere(reason.max(Reason::UnknownValue))
+        }
         Some(reason) => Reach::Everywhere(reason),
         None if deferred => Reach::Deferred,
         None => Reach::Keys(keys.into_iter().collect()),

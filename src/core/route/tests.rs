@@ -131,7 +131,8 @@ fn a_derived_table_tells_its_outer_level_what_its_rows_are() {
 #[test]
 fn a_lateral_aggregate_says_nothing_about_the_outer_row() {
     // FROM o, LATERAL (SELECT count(*) FROM c WHERE c.k = o.k AND c.k = 7)
-    let inner = Level { always_yields: true, ..level(Node::From(vec![table(1, C)], vec![Fact::Same(C, O), is(C, "7")])) };
+    let inner =
+        Level { always_yields: true, ..level(Node::From(vec![table(1, C)], vec![Fact::Same(C, O), is(C, "7")])) };
     let outer = level(Node::From(vec![table(0, O), derived(inner, false)], vec![]));
     assert_eq!(reaches(&outer), [nowhere(), keys(&["7"])]);
 }

@@ -38,7 +38,9 @@ fn visit_level(level: &Level, inherited: &[&Fact], found: &mut Vec<(usize, Reach
 
 /// What a condition of the form EXISTS or `= ANY` says about the outer row.
 fn required(sublink: &Sublink) -> Vec<Fact> {
-    let [arm] = sublink.arms.as_slice() else { return Vec::new() };
+    let [arm] = sublink.arms.as_slice() else {
+        return Vec::new();
+    };
     if !sublink.required || arm.always_yields {
         return Vec::new();
     }

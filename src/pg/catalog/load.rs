@@ -65,9 +65,11 @@ pub fn logical_tables(tables: &Tables) -> Vec<pg_sys::Oid> {
 pub fn load(tables: &Tables) -> Catalog {
     let mut catalog = Catalog { keyspaces: keyspaces(tables), ..Catalog::default() };
     scan::rows(tables.key_class, |row| {
-        let (Some(function), Some(key_type), Some(keyspace)) =
-            (row.get::<pg_sys::Oid>("hash_function"), row.get::<pg_sys::Oid>("key_type"), row.get::<String>("keyspace"))
-        else {
+        let (Some(function), Some(key_type), Some(keyspace)) = (
+            row.get::<pg_sys::Oid>("hash_function"),
+            row.get::<pg_sys::Oid>("key_type"),
+            row.get::<String>("keyspace"),
+        ) else {
             return;
         };
         if let (Some(key_type), Some(keyspace)) = (KeyType::of(key_type), catalog.keyspaces.get(&keyspace)) {
@@ -139,10 +141,13 @@ fn keyspaces(tables: &Tables) -> HashMap<String, Rc<Keyspace>> {
 fn build(spec: KeyspaceSpec) -> KeyspaceMap {
     let name = spec.name.to_string();
     KeyspaceMap::build(spec).unwrap_or_else(|error| {
-        Refusal::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, format!("shard map of keyspace \"{name}\" is not valid"))
-            .detail(error.to_string())
-            .hint("Undo the change that led here; nothing is routed by a map that does not hold together.")
-            .raise()
+        Refusal::new(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("shard map of keyspace \"{name}\" is not valid"),
+        )
+        .detail(error.to_string())
+        .hint("Undo the change that led here; nothing is routed by a map that does not hold together.")
+        .raise()
     })
 }
 

@@ -61,8 +61,7 @@ pub fn rows(relid: pg_sys::Oid, mut each: impl FnMut(&Row<'_>)) {
         let columns = column_names(desc, width);
         let mut values = vec![pg_sys::Datum::from(0); width];
         let mut nulls = vec![true; width];
-        let scan =
-            pg_sys::systable_beginscan(rel, pg_sys::InvalidOid, false, snapshot.0, 0, std::ptr::null_mut());
+        let scan = pg_sys::systable_beginscan(rel, pg_sys::InvalidOid, false, snapshot.0, 0, std::ptr::null_mut());
         loop {
             let tuple = pg_sys::systable_getnext(scan);
             if tuple.is_null() {

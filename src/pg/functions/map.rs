@@ -32,9 +32,12 @@ impl Keyspace {
 }
 
 fn no_extension() -> ! {
-    Refusal::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, "extension \"pg_shardmap\" is not installed in this database")
-        .hint("CREATE EXTENSION pg_shardmap CASCADE.")
-        .raise()
+    Refusal::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "extension \"pg_shardmap\" is not installed in this database",
+    )
+    .hint("CREATE EXTENSION pg_shardmap CASCADE.")
+    .raise()
 }
 
 /// The keyspace of that name, or an error that says which there are.
@@ -230,7 +233,8 @@ fn publish_map(name: &str) -> i64 {
         }
         (Some(catalog), _) => {
             keyspace(&catalog, name);
-            Refusal::new(PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT, format!("keyspace \"{name}\" does not exist")).raise()
+            Refusal::new(PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT, format!("keyspace \"{name}\" does not exist"))
+                .raise()
         }
         (None, _) => no_extension(),
     }

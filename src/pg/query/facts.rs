@@ -31,7 +31,9 @@ impl Reader<'_> {
             pg_sys::NodeTag::T_List => {
                 items::<pg_sys::Node>(node.cast()).collect::<Vec<_>>().into_iter().flat_map(|n| self.facts(n)).collect()
             }
-            pg_sys::NodeTag::T_BoolExpr if (*node.cast::<pg_sys::BoolExpr>()).boolop == pg_sys::BoolExprType::AND_EXPR => {
+            pg_sys::NodeTag::T_BoolExpr
+                if (*node.cast::<pg_sys::BoolExpr>()).boolop == pg_sys::BoolExprType::AND_EXPR =>
+            {
                 self.facts((*node.cast::<pg_sys::BoolExpr>()).args.cast())
             }
             _ => vec![self.fact(node)],
@@ -42,7 +44,9 @@ impl Reader<'_> {
         let known = match tag(node) {
             pg_sys::NodeTag::T_OpExpr => self.comparison(node.cast()),
             pg_sys::NodeTag::T_ScalarArrayOpExpr => self.membership(node.cast()),
-            pg_sys::NodeTag::T_BoolExpr if (*node.cast::<pg_sys::BoolExpr>()).boolop == pg_sys::BoolExprType::OR_EXPR => {
+            pg_sys::NodeTag::T_BoolExpr
+                if (*node.cast::<pg_sys::BoolExpr>()).boolop == pg_sys::BoolExprType::OR_EXPR =>
+            {
                 let arms: Vec<_> = items::<pg_sys::Node>((*node.cast::<pg_sys::BoolExpr>()).args).collect();
                 Some(Fact::Any(arms.into_iter().map(|arm| Fact::All(self.facts(arm))).collect()))
             }
@@ -231,4 +235,3 @@ unsafe fn array_elements(side: Side, constant: *const pg_sys::Const) -> Option<V
     };
     Some((0..count as usize).map(operand).collect())
 }
-

@@ -181,8 +181,9 @@ impl Reader<'_> {
             .map(|target| {
                 let var = cast::<pg_sys::Var>(strip((*target).expr.cast()), pg_sys::NodeTag::T_Var)?;
                 // A cast that keeps values apart may still change their kind: only the bare column passes.
-                (var.cast::<pg_sys::Node>() == (*target).expr.cast() || (*var).vartype == pg_sys::exprType((*target).expr.cast()))
-                    .then(|| self.columns.of_var(var, &self.levels))?
+                (var.cast::<pg_sys::Node>() == (*target).expr.cast()
+                    || (*var).vartype == pg_sys::exprType((*target).expr.cast()))
+                .then(|| self.columns.of_var(var, &self.levels))?
             })
             .collect();
         let always_yields = ((*query).hasAggs && (*query).groupClause.is_null()) || !(*query).groupingSets.is_null();

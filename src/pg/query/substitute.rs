@@ -151,4 +151,3 @@ unsafe fn select_value(value: *mut pg_sys::Node) -> *mut pg_sys::SubLink {
     (*link).location = -1;
     link
 }
-

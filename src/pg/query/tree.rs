@@ -80,7 +80,6 @@ pub unsafe fn walk_expression(node: *mut pg_sys::Node, visit: &mut dyn FnMut(*mu
 /// `query` must be valid.
 pub unsafe fn walk_level(query: *mut pg_sys::Query, visit: &mut dyn FnMut(*mut pg_sys::Node) -> bool) {
     let mut visitor: Visitor<'_> = visit;
-    let flags =
-        pg_sys::QTW_IGNORE_RT_SUBQUERIES | pg_sys::QTW_IGNORE_CTE_SUBQUERIES | pg_sys::QTW_IGNORE_JOINALIASES;
+    let flags = pg_sys::QTW_IGNORE_RT_SUBQUERIES | pg_sys::QTW_IGNORE_CTE_SUBQUERIES | pg_sys::QTW_IGNORE_JOINALIASES;
     pg_sys::query_tree_walker(query, Some(step), std::ptr::addr_of_mut!(visitor).cast(), flags as i32);
 }
