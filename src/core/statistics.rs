@@ -119,6 +119,10 @@ pub struct Statistics {
     pub shards: Vec<ShardCount>,
     /// Fan-out queries that made room for others.
     pub evicted: u64,
+    /// When fan-out queries were first kept, or last reset: microseconds since 2000-01-01 UTC.
+    pub fanout_since: i64,
+    /// When statements were first counted, or the counters last reset, likewise.
+    pub routing_since: i64,
 }
 
 /// Why a file is not read.
@@ -197,6 +201,8 @@ mod tests {
             steps: Step::ALL.map(|step| StepCount { database: 5, step, statements: 7 }).to_vec(),
             shards: vec![ShardCount { database: 5, keyspace: "main".into(), shard: 1023, statements: 9 }],
             evicted: 2,
+            fanout_since: -1,
+            routing_since: 1,
         }
     }
 
@@ -212,7 +218,7 @@ mod tests {
     fn layout_is_golden() {
         let file = encode(&sample()).unwrap();
         let (head, body) = file.split_once('\n').unwrap();
-        assert_eq!(head, "pg_shardmap statistics 1 4bf25f195b4496b51ca82bdc6b4725e7", "{body}");
+        assert_eq!(head, "pg_shardmap statistics 1 7e56af6dcf4dce222abc73aa6cf624d3", "{body}");
     }
 
     #[test]

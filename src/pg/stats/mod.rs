@@ -1,0 +1,161 @@
+//! Statistics of routing: what became of statements, which shards they asked, and which asked them all.
+//!
+//! Decides nothing about a statement: it is told. What always holds: everything here is a no-op, and the views are
+//! empty, unless the library is in `shared_preload_libraries`; nothing here raises an error in a statement that is being
+//! counted; nothing waits for anything but one short lock (wait event `pg_shardmap_stats`).
+//! Read next: `fanout.rs` and `routing.rs` for the two tables, `file.rs` for what outlives a restart, `functions.rs` for
+//! the SQL side.
+
+mod fanout;
+mod file;
+mod functions;
+#[cfg(any(test, feature = "pg_test"))]
+mod probe;
+mod routing;
+mod shared;
+
+use std::sync::OnceLock;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
+use pgrx::prelude::*;
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use shardmap_core::fingerprint::{fingerprint, normalize, Backslash};
+
+pub use shardmap_core::statistics::Step;
+
+static FANOUT_QUERIES_MAX: GucSetting<i32> = GucSetting::<i32>::new(1000);
+
+static PREVIOUS_REQUEST: OnceLock<pg_sys::shmem_request_hook_type> = OnceLock::new();
+static PREVIOUS_STARTUP: OnceLock<pg_sys::shmem_startup_hook_type> = OnceLock::new();
+
+/// A statement that asked every shard.
+pub struct FanoutSample<'a> {
+    /// The statement as the client sent it, without its neighbours (`shardmap_core::fingerprint::statement`).
+    pub text: &'a str,
+    pub tables: &'a str,
+    pub reason: &'a str,
+    pub shards: u32,
+    pub rows: u64,
+    pub millis: f64,
+}
+
+/// Defines the setting and, while libraries are preloaded, asks for shared memory. Before the prefix `shardmap` is
+/// reserved.
+pub fn init() {
+    // SAFETY: a flag of the server, constant while this library is loaded.
+    let preloading = unsafe { pg_sys::process_shared_preload_libraries_in_progress };
+    GucRegistry::define_int_guc(
+        c"shardmap.fanout_queries_max",
+        c"Sets the number of statements kept in shardmap.fanout_queries.",
+        c"When there are more, the least often called go. Each takes 1.6 kB of shared memory. \
+          Has no effect unless pg_shardmap is in shared_preload_libraries.",
+        &FANOUT_QUERIES_MAX,
+        10,
+        100_000,
+        // Later than at preload, a setting for the server's start cannot be defined any more.
+        if preloading { GucContext::Postmaster } else { GucContext::Sighup },
+        GucFlags::default(),
+    );
+    if !preloading {
+        return;
+    }
+    // SAFETY: hooks are set in the postmaster while it loads libraries, before any other thread or process is there.
+    unsafe {
+        PREVIOUS_REQUEST.get_or_init(|| pg_sys::shmem_request_hook);
+        pg_sys::shmem_request_hook = Some(on_request);
+        PREVIOUS_STARTUP.get_or_init(|| pg_sys::shmem_startup_hook);
+        pg_sys::shmem_startup_hook = Some(on_startup);
+    }
+}
+
+fn capacity() -> usize {
+    usize::try_from(FANOUT_QUERIES_MAX.get()).unwrap_or(10)
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn on_request() {
+    if let Some(previous) = PREVIOUS_REQUEST.get().copied().flatten() {
+        // SAFETY: the previous hook, called as Postgres would; its errors turn into panics at the boundary.
+        pg_guard_ffi_boundary(|| previous());
+    }
+    // SAFETY: this is the hook for it.
+    unsafe { shared::request(capacity()) };
+}
+
+/// At the start, and again when the postmaster starts anew after a session crashed.
+#[pg_guard]
+unsafe extern "C-unwind" fn on_startup() {
+    if let Some(previous) = PREVIOUS_STARTUP.get().copied().flatten() {
+        // SAFETY: as above.
+        pg_guard_ffi_boundary(|| previous());
+    }
+    // SAFETY: this is the hook for it; the setting cannot have changed since the request. The exit callback is the
+    // postmaster's: its children forget it when they are forked.
+    unsafe {
+        let area = shared::attach(capacity());
+        if !pg_sys::IsUnderPostmaster {
+            file::load(area);
+            pg_sys::on_shmem_exit(Some(on_exit), pg_sys::Datum::from(0));
+        }
+    }
+}
+
+/// At the end of the server, after its last session. A code other than 0 is a crash, whose figures may be half done;
+/// so may those of an immediate shutdown.
+#[pg_guard]
+unsafe extern "C-unwind" fn on_exit(code: std::ffi::c_int, _arg: pg_sys::Datum) {
+    match shared::get() {
+        Some(area) if code == 0 && !area.is_torn() => file::save(area),
+        _ => {}
+    }
+}
+
+/// This session's database; `None` in processes that have none.
+fn database() -> Option<u32> {
+    // SAFETY: a variable of the server, set once in a process' life.
+    match unsafe { pg_sys::MyDatabaseId } {
+        pg_sys::Oid::INVALID => None,
+        oid => Some(oid.to_u32()),
+    }
+}
+
+fn now() -> i64 {
+    // SAFETY: reads the clock.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+/// Counts a statement in `shardmap.stat_routing`. Allocates nothing.
+pub fn count_step(step: Step) {
+    if let (Some(area), Some(database)) = (shared::get(), database()) {
+        routing::count_step(area, database, step);
+    }
+}
+
+/// Counts a statement in `shardmap.stat_shards`, once for each shard that it asked. Allocates nothing.
+pub fn count_shard(keyspace: &str, shard: u16) {
+    if let (Some(area), Some(database)) = (shared::get(), database()) {
+        routing::count_shard(area, database, keyspace, shard);
+    }
+}
+
+/// Adds a call to `shardmap.fanout_queries`, for the current user.
+pub fn record_fanout(sample: &FanoutSample) {
+    let (Some(area), Some(database)) = (shared::get(), database()) else {
+        return;
+    };
+    // SAFETY: a setting's value, and the user of this session.
+    let (standard, user) = unsafe { (pg_sys::standard_conforming_strings, pg_sys::GetUserId()) };
+    let text = normalize(sample.text, if standard { Backslash::Ordinary } else { Backslash::Escape });
+    let key = fanout::Key { database, user: user.to_u32(), fingerprint: fingerprint(&text) };
+    let call = fanout::Call {
+        text: &text,
+        tables: sample.tables,
+        reason: sample.reason,
+        shards: sample.shards,
+        rows: sample.rows,
+        ns: (sample.millis * 1e6) as u64, // saturates; NaN is 0
+        now: now(),
+    };
+    fanout::record(area, key, &call);
+}
