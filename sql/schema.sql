@@ -101,7 +101,7 @@ COMMENT ON COLUMN shardmap.key_range.version IS 'version of the map in which the
 
 CREATE TABLE shardmap.logical_table (
     relation regclass PRIMARY KEY,
-    key_column name NOT NULL,
+    key_column text COLLATE pg_catalog."C" NOT NULL,
     key_type regtype NOT NULL,
     keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace,
     fanout_policy text

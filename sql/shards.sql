@@ -24,7 +24,6 @@ COMMENT ON FUNCTION shardmap._lock_tables(text) IS 'holds off writers of all log
 REVOKE ALL ON FUNCTION shardmap._lock_tables(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._lock_tables(text) TO shardmap_admin;
 
--- SQL that is true on a shard if a table of `tables` has a row there.
 CREATE FUNCTION shardmap._tables_with_rows(shard text) RETURNS TABLE (relation regclass)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -58,30 +57,6 @@ $$;
 COMMENT ON FUNCTION shardmap._keyspace_has_rows(text) IS 'whether any logical table of a keyspace has a row, asked of its shards';
 REVOKE ALL ON FUNCTION shardmap._keyspace_has_rows(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._keyspace_has_rows(text) TO shardmap_admin;
-
-CREATE FUNCTION shardmap._choose_tokens(keyspace text, shard text, weight double precision) RETURNS bigint[]
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    space shardmap.keyspace;
-    count double precision;
-BEGIN
-    SELECT k.* INTO STRICT space FROM shardmap.keyspace k WHERE k.name = keyspace;
-    IF space.strategy <> 'ring' THEN
-        RETURN '{}';
-    END IF;
-    count := greatest(round(weight * space.vnodes), 1);
-    IF count > 65536 THEN
-        RAISE EXCEPTION 'shard "%" would have % ring positions', shard, count
-            USING ERRCODE = 'program_limit_exceeded', HINT = 'Use a smaller weight or fewer vnodes: at most 65536 positions.';
-    END IF;
-    RETURN CASE space.allocation
-        WHEN 'balanced' THEN shardmap.balanced_tokens(keyspace, shard, weight, count::integer)
-        ELSE shardmap.random_tokens(shard, count::integer) END;
-END
-$$;
-COMMENT ON FUNCTION shardmap._choose_tokens(text, text, double precision) IS 'ring positions for a shard of a weight, by the keyspace''s allocation; none under another strategy';
-REVOKE ALL ON FUNCTION shardmap._choose_tokens(text, text, double precision) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._choose_tokens(text, text, double precision) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._register_shard(name text, keyspace text, weight double precision, state text, tokens bigint[])
 RETURNS integer
@@ -127,7 +102,7 @@ BEGIN
         UNION ALL
         SELECT d.name, d.value
           FROM (VALUES ('fetch_size', '1000'), ('batch_size', '1000'), ('async_capable', 'true'),
-                ('use_remote_estimate', 'false')) d (name, value)
+                ('use_remote_estimate', 'false'), ('user', CURRENT_USER::text)) d (name, value)
          WHERE NOT EXISTS (SELECT FROM given g WHERE g.name = d.name)
     )
     SELECT string_agg(format('%I %L', c.name, c.value), ', ') FILTER (WHERE c.name <> ALL (secret)),
@@ -205,7 +180,7 @@ BEGIN
     END IF;
     SELECT s.name INTO source FROM shardmap.shard s WHERE s.keyspace = add_shard.keyspace ORDER BY s.number LIMIT 1;
     PERFORM shardmap._register_shard(name, keyspace, weight, state,
-        CASE state WHEN 'active' THEN shardmap._choose_tokens(keyspace, name, weight) ELSE '{}' END);
+        CASE state WHEN 'active' THEN shardmap._choose_tokens(shardmap._keyspace_json(keyspace), name, weight) ELSE '{}' END);
     FOR relation IN
         SELECT t.relation FROM shardmap.logical_table t WHERE t.keyspace = add_shard.keyspace ORDER BY t.relation::oid
     LOOP

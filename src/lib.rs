@@ -16,7 +16,9 @@ extension_sql_file!("../sql/key_classes.sql", name = "key_classes", requires = [
 extension_sql_file!("../sql/keyspaces.sql", name = "keyspaces", requires = ["key_classes"]);
 extension_sql_file!("../sql/shards_check.sql", name = "shards_check", requires = ["keyspaces"]);
 extension_sql_file!("../sql/shards.sql", name = "shards", requires = ["shards_check"]);
-extension_sql_file!("../sql/tables_checks.sql", name = "tables_checks", requires = ["shards"]);
+extension_sql_file!("../sql/preview.sql", name = "preview", requires = ["shards"]);
+extension_sql_file!("../sql/shards_change.sql", name = "shards_change", requires = ["preview"]);
+extension_sql_file!("../sql/tables_checks.sql", name = "tables_checks", requires = ["shards_change"]);
 extension_sql_file!("../sql/tables_ddl.sql", name = "tables_ddl", requires = ["tables_checks"]);
 extension_sql_file!("../sql/tables_local.sql", name = "tables_local", requires = ["tables_ddl"]);
 extension_sql_file!("../sql/tables.sql", name = "tables", requires = ["tables_local"]);

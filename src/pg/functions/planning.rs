@@ -86,7 +86,19 @@ fn compare_topologies(
     let row = |name: &str, of: &Topology, saving: f64, part: f64| -> TopologyRow {
         let (primaries, splits) = (whole(of.primaries), whole(of.splits_to_double));
         let costs = (of.compute, of.operations, of.licences, of.total);
-        (name.into(), primaries, whole(of.instances), costs.0, costs.1, costs.2, costs.3, of.writes_lost, splits, saving, part)
+        (
+            name.into(),
+            primaries,
+            whole(of.instances),
+            costs.0,
+            costs.1,
+            costs.2,
+            costs.3,
+            of.writes_lost,
+            splits,
+            saving,
+            part,
+        )
     };
     TableIterator::new([
         row("many small", &compared.small, 0.0, 0.0),

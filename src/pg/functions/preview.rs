@@ -30,9 +30,8 @@ fn map_flows(
     'static,
     (name!(giver, Option<String>), name!(gainer, Option<String>), name!(numerator, i64), name!(denominator, i64)),
 > {
-    let found = diff(&map(before), &map(after)).unwrap_or_else(|error| {
-        Refusal::new(PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED, error.to_string()).raise()
-    });
+    let found = diff(&map(before), &map(after))
+        .unwrap_or_else(|error| Refusal::new(PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED, error.to_string()).raise());
     TableIterator::new(found.flows.into_iter().map(|flow| {
         let name = |shard: Option<shardmap_core::ids::ShardName>| shard.map(String::from);
         let part = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);

@@ -1,0 +1,183 @@
+-- Shards: how one is weighted anew, drained, and dropped.
+--
+-- Decides whether such a change would move rows. What always holds: no row changes its owner, for rows do not follow by
+-- themselves; while a keyspace is empty, every change takes effect at once. Refuses the rest, with what would move in
+-- the detail. Read ranges.sql next.
+
+CREATE FUNCTION shardmap._find_shard(name text) RETURNS shardmap.shard
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    found_one shardmap.shard;
+BEGIN
+    -- The keyspace first: its row is the lock on all that belongs to it.
+    PERFORM shardmap._lock_keyspace(s.keyspace) FROM shardmap.shard s WHERE s.name = $1;
+    SELECT s.* INTO found_one FROM shardmap.shard s WHERE s.name = $1;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'shard "%" does not exist', name
+            USING ERRCODE = 'undefined_object', HINT = 'See shardmap.shards.';
+    END IF;
+    RETURN found_one;
+END
+$$;
+COMMENT ON FUNCTION shardmap._find_shard(text) IS 'a shard''s row, with its keyspace locked against other changes';
+REVOKE ALL ON FUNCTION shardmap._find_shard(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._find_shard(text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._update_shard(name text, weight double precision, state text, tokens bigint[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    space text;
+BEGIN
+    UPDATE shardmap.shard s SET weight = $2, state = $3, tokens = $4 WHERE s.name = $1 RETURNING s.keyspace INTO space;
+    PERFORM shardmap.publish_map(space);
+END
+$$;
+COMMENT ON FUNCTION shardmap._update_shard(text, double precision, text, bigint[]) IS 'changes a shard in the catalog and publishes the map';
+REVOKE ALL ON FUNCTION shardmap._update_shard(text, double precision, text, bigint[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._update_shard(text, double precision, text, bigint[]) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._delete_shard(name text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    space text;
+BEGIN
+    DELETE FROM shardmap.shard s WHERE s.name = $1 RETURNING s.keyspace INTO space;
+    PERFORM shardmap.publish_map(space);
+END
+$$;
+COMMENT ON FUNCTION shardmap._delete_shard(text) IS 'takes a shard out of the catalog and publishes the map';
+REVOKE ALL ON FUNCTION shardmap._delete_shard(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._delete_shard(text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._drop_partitions(shard text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    partition text;
+BEGIN
+    FOR partition IN
+        SELECT shardmap._shard_table(f.ftrelid) FROM shardmap.shard h
+          JOIN shardmap.logical_table t ON t.keyspace = h.keyspace
+          JOIN pg_inherits i ON i.inhparent = t.relation
+          JOIN pg_foreign_table f ON f.ftrelid = i.inhrelid
+          JOIN pg_foreign_server v ON v.oid = f.ftserver AND v.srvname = h.name
+         WHERE h.name = shard
+    LOOP
+        EXECUTE format('DROP FOREIGN TABLE %s', partition);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION shardmap._drop_partitions(text) IS 'drops the partitions of all logical tables on a shard';
+REVOKE ALL ON FUNCTION shardmap._drop_partitions(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._drop_partitions(text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap.set_shard_weight(name text, weight double precision) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    shard shardmap.shard := shardmap._find_shard(name);
+    tokens bigint[] := shard.tokens;
+BEGIN
+    PERFORM shardmap._check_weight(name, weight);
+    IF cardinality(shard.tokens) > 0 AND weight <> shard.weight THEN
+        tokens := shardmap._choose_tokens(shardmap._without_shard(shardmap._keyspace_json(shard.keyspace), name), name, weight);
+        PERFORM shardmap._lock_tables(shard.keyspace);
+        IF NOT (tokens @> shard.tokens AND tokens <@ shard.tokens) AND shardmap._keyspace_has_rows(shard.keyspace) THEN
+            RAISE EXCEPTION 'cannot set the weight of shard "%": rows would change their owner', name
+                USING ERRCODE = 'object_not_in_prerequisite_state',
+                    DETAIL = format('To move: %s.', shardmap._describe_change(shard.keyspace, '{}', jsonb_build_object(name, weight))),
+                    HINT = 'Weights take effect at once only while the keyspace holds no rows. See shardmap.preview_change.';
+        END IF;
+    END IF;
+    PERFORM shardmap._update_shard(name, weight, shard.state, tokens);
+END
+$$;
+COMMENT ON FUNCTION shardmap.set_shard_weight(text, double precision) IS 'changes a shard''s share of load; refused where rows would change their owner';
+REVOKE ALL ON FUNCTION shardmap.set_shard_weight(text, double precision) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.set_shard_weight(text, double precision) TO shardmap_admin;
+
+CREATE FUNCTION shardmap.drain_shard(name text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    shard shardmap.shard := shardmap._find_shard(name);
+BEGIN
+    IF shard.state = 'draining' AND cardinality(shard.tokens) = 0 THEN
+        RETURN;
+    ELSIF NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.keyspace = shard.keyspace AND s.name <> $1 AND s.state = 'active') THEN
+        RAISE EXCEPTION 'shard "%" is the only active shard of keyspace "%"', name, shard.keyspace
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Add another shard first.';
+    END IF;
+    PERFORM shardmap._lock_tables(shard.keyspace);
+    IF shardmap._keyspace_has_rows(shard.keyspace) THEN
+        PERFORM shardmap._update_shard(name, shard.weight, 'draining', shard.tokens);
+        RAISE NOTICE 'shard "%" keeps what it owns until that is moved away', name;
+    ELSE
+        PERFORM shardmap._update_shard(name, shard.weight, 'draining', '{}');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap.drain_shard(text) IS 'marks a shard as one to be emptied; while its keyspace holds no rows, it owns nothing from then on';
+REVOKE ALL ON FUNCTION shardmap.drain_shard(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.drain_shard(text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._check_droppable(shard shardmap.shard) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    strategy text := (SELECT k.strategy FROM shardmap.keyspace k WHERE k.name = shard.keyspace);
+    names text;
+BEGIN
+    SELECT concat_ws('; ',
+        (SELECT format('%s pinned keys, among them %L', count(*), min(p.key)) FROM shardmap.pin p
+          WHERE p.keyspace = shard.keyspace AND p.shard = shard.name HAVING count(*) > 0),
+        (SELECT format('ranges %s', string_agg(format('[%s, %s)', coalesce(quote_literal(r.lower), '-infinity'),
+                coalesce(quote_literal(r.upper), 'infinity')), ', ' ORDER BY r.lower NULLS FIRST))
+           FROM shardmap.key_range r WHERE r.keyspace = shard.keyspace AND r.shard = shard.name HAVING count(*) > 0))
+      INTO names;
+    IF names <> '' THEN
+        RAISE EXCEPTION 'shard "%" owns keys by name', shard.name
+            USING ERRCODE = 'dependent_objects_still_exist', DETAIL = format('It owns %s.', names),
+                HINT = 'Use shardmap.unpin_key, or give the ranges to another shard with shardmap.set_range.';
+    END IF;
+    SELECT string_agg(t.relation::text, ', ' ORDER BY t.relation::text) INTO names FROM shardmap._tables_with_rows(shard.name) t;
+    IF names IS NOT NULL THEN
+        RAISE EXCEPTION 'shard "%" holds rows', shard.name
+            USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = format('It holds rows of %s.', names),
+                HINT = 'Move them away, or undistribute the tables, first.';
+    END IF;
+    IF (strategy = 'modulo' AND shard.state <> 'joining' OR cardinality(shard.tokens) > 0)
+        AND shardmap._keyspace_has_rows(shard.keyspace)
+    THEN
+        RAISE EXCEPTION 'shard "%" owns a part of keyspace "%", which holds rows', shard.name, shard.keyspace
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                DETAIL = format('To move: %s.', shardmap._describe_change(shard.keyspace, ARRAY[shard.name], '{}')),
+                HINT = 'Move away what it owns first. See shardmap.preview_change.';
+    END IF;
+    IF EXISTS (SELECT FROM shardmap.logical_table t WHERE t.keyspace = shard.keyspace)
+        AND NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.keyspace = shard.keyspace AND s.name <> shard.name AND s.state = 'active')
+    THEN
+        RAISE EXCEPTION 'shard "%" is the last of keyspace "%", which has tables', shard.name, shard.keyspace
+            USING ERRCODE = 'dependent_objects_still_exist', HINT = 'Use shardmap.undistribute_table first.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_droppable(shardmap.shard) IS 'raises an error if a shard owns keys or holds rows';
+REVOKE ALL ON FUNCTION shardmap._check_droppable(shardmap.shard) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_droppable(shardmap.shard) TO shardmap_admin;
+
+CREATE FUNCTION shardmap.drop_shard(name text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    shard shardmap.shard := shardmap._find_shard(name);
+    relation regclass;
+BEGIN
+    PERFORM shardmap._lock_tables(shard.keyspace);
+    PERFORM shardmap._check_droppable(shard);
+    FOR relation IN SELECT t.relation FROM shardmap.logical_table t WHERE t.keyspace = shard.keyspace LOOP
+        PERFORM shardmap.remote_execute(name, format('DROP TABLE IF EXISTS %s', shardmap._shard_table(relation)));
+    END LOOP;
+    PERFORM shardmap._drop_partitions(name);
+    PERFORM shardmap._delete_shard(name);
+    EXECUTE format('DROP SERVER IF EXISTS %I CASCADE', name);
+END
+$$;
+COMMENT ON FUNCTION shardmap.drop_shard(text) IS 'drops a shard that owns nothing and holds no rows: its empty tables, its server and user mappings';
+REVOKE ALL ON FUNCTION shardmap.drop_shard(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.drop_shard(text) TO shardmap_admin;
