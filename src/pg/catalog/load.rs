@@ -57,7 +57,7 @@ pub fn locate() -> Option<Tables> {
 /// The OIDs of the logical tables, without loading anything else.
 pub fn logical_tables(tables: &Tables) -> Vec<pg_sys::Oid> {
     let mut relids = Vec::new();
-    scan::rows(tables.logical_table, |row| relids.extend(row.get::<pg_sys::Oid>("relation")));
+    scan::rows(tables.logical_table, |row| relids.extend(row.oid("relation")));
     relids
 }
 
@@ -65,11 +65,9 @@ pub fn logical_tables(tables: &Tables) -> Vec<pg_sys::Oid> {
 pub fn load(tables: &Tables) -> Catalog {
     let mut catalog = Catalog { keyspaces: keyspaces(tables), ..Catalog::default() };
     scan::rows(tables.key_class, |row| {
-        let (Some(function), Some(key_type), Some(keyspace)) = (
-            row.get::<pg_sys::Oid>("hash_function"),
-            row.get::<pg_sys::Oid>("key_type"),
-            row.get::<String>("keyspace"),
-        ) else {
+        let (Some(function), Some(key_type), Some(keyspace)) =
+            (row.oid("hash_function"), row.oid("key_type"), row.text("keyspace"))
+        else {
             return;
         };
         if let (Some(key_type), Some(keyspace)) = (KeyType::of(key_type), catalog.keyspaces.get(&keyspace)) {
@@ -93,10 +91,10 @@ pub fn load(tables: &Tables) -> Catalog {
 fn keyspaces(tables: &Tables) -> HashMap<String, Rc<Keyspace>> {
     let mut specs: HashMap<String, KeyspaceSpec> = HashMap::new();
     scan::rows(tables.keyspace, |row| {
-        let name: String = row.get("name").unwrap_or_default();
-        let strategy = match row.get::<String>("strategy").as_deref() {
+        let name: String = row.text("name").unwrap_or_default();
+        let strategy = match row.text("strategy").as_deref() {
             Some("modulo") => Strategy::Modulo,
-            Some("range") if row.get::<String>("range_order").as_deref() == Some("integer") => {
+            Some("range") if row.text("range_order").as_deref() == Some("integer") => {
                 Strategy::Range(RangeOrder::Integer)
             }
             Some("range") => Strategy::Range(RangeOrder::Bytes),
@@ -114,23 +112,23 @@ fn keyspaces(tables: &Tables) -> HashMap<String, Rc<Keyspace>> {
         specs.insert(name, spec);
     });
     scan::rows(tables.shard, |row| {
-        if let Some(spec) = row.get::<String>("keyspace").and_then(|k| specs.get_mut(&k)) {
+        if let Some(spec) = row.text("keyspace").and_then(|k| specs.get_mut(&k)) {
             spec.shards.push(shard(row));
         }
     });
     scan::rows(tables.pin, |row| {
         if let (Some(spec), Some(key), Some(shard)) =
-            (row.get::<String>("keyspace").and_then(|k| specs.get_mut(&k)), row.get("key"), row.get::<String>("shard"))
+            (row.text("keyspace").and_then(|k| specs.get_mut(&k)), row.text("key"), row.text("shard"))
         {
             spec.pins.push((key, ShardName::from(shard)));
         }
     });
     scan::rows(tables.key_range, |row| {
-        if let Some(spec) = row.get::<String>("keyspace").and_then(|k| specs.get_mut(&k)) {
+        if let Some(spec) = row.text("keyspace").and_then(|k| specs.get_mut(&k)) {
             spec.ranges.push(RangeSpec {
-                lower: row.get("lower"),
-                upper: row.get("upper"),
-                shard: ShardName::from(row.get::<String>("shard").unwrap_or_default()),
+                lower: row.text("lower"),
+                upper: row.text("upper"),
+                shard: ShardName::from(row.text("shard").unwrap_or_default()),
                 version: row.get::<i64>("version").unwrap_or(0).max(0) as u64,
             });
         }
@@ -154,10 +152,10 @@ fn build(spec: KeyspaceSpec) -> KeyspaceMap {
 fn shard(row: &Row<'_>) -> ShardSpec {
     let tokens: Vec<Option<i64>> = row.get("tokens").unwrap_or_default();
     ShardSpec {
-        name: ShardName::from(row.get::<String>("name").unwrap_or_default()),
+        name: ShardName::from(row.text("name").unwrap_or_default()),
         number: ShardNumber(row.get::<i32>("number").and_then(|n| u16::try_from(n).ok()).unwrap_or(u16::MAX)),
         weight: row.get("weight").unwrap_or(1.0),
-        state: match row.get::<String>("state").as_deref() {
+        state: match row.text("state").as_deref() {
             Some("joining") => ShardState::Joining,
             Some("draining") => ShardState::Draining,
             _ => ShardState::Active,
@@ -168,9 +166,9 @@ fn shard(row: &Row<'_>) -> ShardSpec {
 
 /// Reads one logical table; `None` if its relation or key column is gone (a DROP is about to remove the row).
 fn logical_table(row: &Row<'_>, keyspaces: &HashMap<String, Rc<Keyspace>>) -> Option<LogicalTable> {
-    let relid: pg_sys::Oid = row.get("relation")?;
-    let key_column: String = row.get("key_column")?;
-    let keyspace = keyspaces.get(&row.get::<String>("keyspace")?)?;
+    let relid: pg_sys::Oid = row.oid("relation")?;
+    let key_column: String = row.text("key_column")?;
+    let keyspace = keyspaces.get(&row.text("keyspace")?)?;
     // SAFETY: system cache look-ups; a missing relation or column gives 0 or NULL.
     let (key, type_oid, name) = unsafe {
         if pg_sys::get_rel_relkind(relid) == 0 {
@@ -193,7 +191,7 @@ fn logical_table(row: &Row<'_>, keyspaces: &HashMap<String, Rc<Keyspace>>) -> Op
         key,
         key_type: KeyType::of(type_oid)?,
         keyspace: Rc::clone(keyspace),
-        fanout_policy: row.get("fanout_policy"),
+        fanout_policy: row.text("fanout_policy"),
         partitions: HashMap::new(),
     })
 }

@@ -10,17 +10,43 @@ use pgrx::{pg_sys, FromDatum, IntoDatum, PgList};
 
 /// One row of a catalog table, by column name.
 pub struct Row<'a> {
-    columns: &'a HashMap<String, usize>,
+    columns: &'a HashMap<String, (usize, pg_sys::Oid)>,
     values: &'a [pg_sys::Datum],
     nulls: &'a [bool],
 }
 
 impl Row<'_> {
-    /// The value of column `name`; `None` if it is NULL or if the table has no such column.
+    /// The value of column `name`; `None` if it is NULL, or if the table has no such column of a type that fits.
     pub fn get<T: FromDatum + IntoDatum>(&self, name: &str) -> Option<T> {
-        let at = *self.columns.get(name)?;
-        // SAFETY: the datum belongs to a live tuple whose column has the type the caller names (sql/schema.sql).
+        let (at, type_oid) = *self.columns.get(name)?;
+        if !T::is_compatible_with(type_oid) {
+            return None;
+        }
+        // SAFETY: the datum belongs to a live tuple, and its type has just been checked.
         unsafe { T::from_datum(*self.values.get(at)?, *self.nulls.get(at)?) }
+    }
+
+    /// The text of column `name`, which is of type text or name.
+    pub fn text(&self, name: &str) -> Option<String> {
+        let (at, type_oid) = *self.columns.get(name)?;
+        match type_oid {
+            pg_sys::NAMEOID if !*self.nulls.get(at)? => {
+                // SAFETY: a name is passed as a pointer to a zero-terminated array.
+                let text = unsafe { CStr::from_ptr(self.values.get(at)?.cast_mut_ptr()) };
+                Some(text.to_string_lossy().into_owned())
+            }
+            pg_sys::NAMEOID => None,
+            _ => self.get(name),
+        }
+    }
+
+    /// The OID in column `name`, which is of type oid or one of its aliases (regclass, regtype, regprocedure).
+    pub fn oid(&self, name: &str) -> Option<pg_sys::Oid> {
+        let (at, type_oid) = *self.columns.get(name)?;
+        let is_oid =
+            [pg_sys::OIDOID, pg_sys::REGCLASSOID, pg_sys::REGTYPEOID, pg_sys::REGPROCEDUREOID].contains(&type_oid);
+        let found = is_oid && !*self.nulls.get(at)?;
+        found.then(|| pg_sys::Oid::from(self.values[at].value() as u32))
     }
 }
 
@@ -77,7 +103,7 @@ pub fn rows(relid: pg_sys::Oid, mut each: impl FnMut(&Row<'_>)) {
 
 /// # Safety
 /// `desc` must be valid and have `width` attributes.
-unsafe fn column_names(desc: pg_sys::TupleDesc, width: usize) -> HashMap<String, usize> {
+unsafe fn column_names(desc: pg_sys::TupleDesc, width: usize) -> HashMap<String, (usize, pg_sys::Oid)> {
     (0..width)
         .filter_map(|at| {
             let attribute = crate::pg::raw::attribute(desc, at);
@@ -85,7 +111,7 @@ unsafe fn column_names(desc: pg_sys::TupleDesc, width: usize) -> HashMap<String,
                 return None;
             }
             let name = CStr::from_ptr(attribute.attname.data.as_ptr());
-            Some((name.to_string_lossy().into_owned(), at))
+            Some((name.to_string_lossy().into_owned(), (at, attribute.atttypid)))
         })
         .collect()
 }
