@@ -29,6 +29,8 @@ struct Running {
     depth: i32,
     note: Note,
     since: Instant,
+    /// The servers counted for it.
+    servers: Vec<pg_sys::Oid>,
 }
 
 thread_local! {
@@ -37,26 +39,58 @@ thread_local! {
 }
 
 /// Acts on the note in `private` when the first node of a statement starts: counts the statement, and applies the
-/// fan-out policy. Later nodes of the same statement do nothing. EXPLAIN without ANALYZE runs nothing and is not flagged.
+/// fan-out policy. Later nodes only count their shard. EXPLAIN without ANALYZE runs nothing and is not flagged.
 ///
 /// # Safety
 /// `estate` is the running statement's; `private` a list or NIL.
-pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List, server: Option<String>, eflags: i32) {
-    if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0 || is_running(estate) {
+pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List, server: pg_sys::Oid, eflags: i32) {
+    if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0 {
         return;
     }
-    let Some(note) = note::read(private) else { return };
-    stats::count_step(counted_as(note.step));
-    if note.step == Step::Substituted {
-        if let Some(server) = &server {
-            count_shard(server);
+    if !is_running(estate) {
+        let Some(note) = note::read(private) else { return };
+        stats::count_step(counted_as(note.step));
+        if note.step == Step::FanOut {
+            apply_policy(&note, source_text(estate));
         }
+        start(estate, note);
     }
-    if note.step == Step::FanOut {
-        apply_policy(&note, source_text(estate));
+    count_shard(estate, server);
+}
+
+/// Counts rows on their way to `server` by tuple routing, which no plan node announces.
+///
+/// # Safety
+/// `estate` is the running statement's.
+pub unsafe fn at_insert(estate: *mut pg_sys::EState, server: pg_sys::Oid) {
+    if !is_running(estate) {
+        stats::count_step(stats::Step::Insert);
+        start(estate, Note::distributed());
     }
+    count_shard(estate, server);
+}
+
+unsafe fn start(estate: *mut pg_sys::EState, note: Note) {
     let depth = pg_sys::GetCurrentTransactionNestLevel();
-    RUNNING.with_borrow_mut(|running| running.push(Running { estate, depth, note, since: Instant::now() }));
+    let running = Running { estate, depth, note, since: Instant::now(), servers: Vec::new() };
+    RUNNING.with_borrow_mut(|all| all.push(running));
+}
+
+fn count_shard(estate: *mut pg_sys::EState, server: pg_sys::Oid) {
+    let first = RUNNING.with_borrow_mut(|running| {
+        let Some(own) = running.iter_mut().rfind(|r| r.estate == estate) else { return false };
+        let first = !own.servers.contains(&server);
+        if first {
+            own.servers.push(server);
+        }
+        first
+    });
+    if !first {
+        return;
+    }
+    if let Some((keyspace, shard)) = crate::pg::catalog::current().as_ref().and_then(|c| c.servers.get(&server)) {
+        stats::count_shard(&keyspace.name, shard.0);
+    }
 }
 
 /// The step under which statistics count a statement.
@@ -66,15 +100,6 @@ fn counted_as(step: Step) -> stats::Step {
         Step::Narrowed => stats::Step::Narrowed,
         Step::Distributed => stats::Step::Insert,
         Step::FanOut => stats::Step::FanOut,
-    }
-}
-
-fn count_shard(server: &str) {
-    let Some(catalog) = crate::pg::catalog::current() else { return };
-    for keyspace in catalog.keyspaces.values() {
-        if let Some(shard) = keyspace.map.shard_by_name(server) {
-            stats::count_shard(&keyspace.name, shard.number.0);
-        }
     }
 }
 

@@ -56,9 +56,10 @@ unsafe extern "C-unwind" fn plan(
         return hand_on(query, sql, options, params);
     }
     refuse_unsupported(query, &reading);
-    let note = route(&reading);
+    let (note, late) = route(&reading);
     let _planning = Planning::of(Rc::new(note));
-    let _partitionwise = Partitionwise::on();
+    // An Append of joins or aggregates is not pruned at run time, one of plain scans is.
+    let _partitionwise = (!late).then(Partitionwise::on);
     hand_on(query, sql, options, params)
 }
 
@@ -109,26 +110,23 @@ unsafe fn has_candidate(query: *mut pg_sys::Query) -> bool {
 enum Place {
     One(ShardNumber),
     Some,
+    /// Known when the statement starts.
+    Late,
     /// Each inserted row goes its own way.
     EachRow,
     Everywhere(Reason),
 }
 
-/// Decides for every reference, rewrites those that reach one shard, and says what became of the statement.
-unsafe fn route(reading: &Reading) -> Note {
+/// Decides for every reference, rewrites those that reach one shard, and says what became of the statement, and whether
+/// some of its shards are known only at run time.
+unsafe fn route(reading: &Reading) -> (Note, bool) {
     let mut reaches: Vec<Option<Reach>> = vec![None; reading.tables.len()];
     for (id, reach) in decide(&reading.level) {
         reaches[id] = Some(reach);
     }
-    let mut note = Note {
-        step: Step::Substituted,
-        reason: String::new(),
-        hint: String::new(),
-        tables: String::new(),
-        shards: 0,
-        policy: FanoutPolicy::Allow,
-    };
+    let mut note = Note::of(Step::Substituted);
     let mut servers = BTreeSet::new();
+    let mut late = false;
     for (reference, reach) in reading.tables.iter().zip(reaches) {
         let table = &reference.table;
         match place(reference, reach) {
@@ -140,6 +138,10 @@ unsafe fn route(reading: &Reading) -> Note {
                 }
             }
             Place::Some => note.step = note.step.max(Step::Narrowed),
+            Place::Late => {
+                late = true;
+                note.step = note.step.max(Step::Narrowed);
+            }
             Place::EachRow => note.step = note.step.max(Step::Distributed),
             Place::Everywhere(reason) => note.fan_out(table, reason),
         }
@@ -148,7 +150,7 @@ unsafe fn route(reading: &Reading) -> Note {
         note.step = note.step.max(Step::Narrowed);
     }
     reading.late.iter().for_each(|conjunct| send_as_value(conjunct));
-    note
+    (note, late)
 }
 
 impl Note {
@@ -197,7 +199,7 @@ fn place(reference: &Reference, reach: Option<Reach>) -> Place {
             }
         }
         (Usage::Read, Some(Reach::Keys(keys))) => keys,
-        (Usage::Read, Some(Reach::Deferred)) => return Place::Some,
+        (Usage::Read, Some(Reach::Deferred)) => return Place::Late,
         (Usage::Read, Some(Reach::Everywhere(reason))) => return Place::Everywhere(reason),
         (Usage::Read, None) => return Place::Everywhere(Reason::UnknownValue),
     };

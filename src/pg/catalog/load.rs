@@ -74,6 +74,14 @@ pub fn load(tables: &Tables) -> Catalog {
             catalog.hashes.insert(function, (Rc::clone(keyspace), key_type));
         }
     });
+    for keyspace in catalog.keyspaces.values() {
+        for shard in keyspace.map.shards() {
+            let name = CString::new(shard.name.as_str()).unwrap_or_default();
+            // SAFETY: a system cache look-up.
+            let server = unsafe { pg_sys::get_foreign_server_oid(name.as_ptr(), true) };
+            catalog.servers.insert(server, (Rc::clone(keyspace), shard.number));
+        }
+    }
     let mut found = Vec::new();
     scan::rows(tables.logical_table, |row| found.extend(logical_table(row, &catalog.keyspaces)));
     for table in found {

@@ -30,6 +30,8 @@ pub struct Catalog {
     pub tables: HashMap<pg_sys::Oid, Rc<LogicalTable>>,
     /// Partitions (foreign tables) by their OID.
     pub partitions: HashMap<pg_sys::Oid, Partition>,
+    /// The shard behind a foreign server, by the server's OID.
+    pub servers: HashMap<pg_sys::Oid, (Rc<Keyspace>, ShardNumber)>,
     /// What a partition hash function hashes, by the function's OID.
     pub hashes: HashMap<pg_sys::Oid, (Rc<Keyspace>, KeyType)>,
 }

@@ -107,8 +107,7 @@ pub unsafe extern "C-unwind" fn begin_foreign_modify(
     subplan: i32,
     eflags: i32,
 ) {
-    let server = table_server(result);
-    flag::at_start((*state).ps.state, private, server, eflags);
+    flag::at_start((*state).ps.state, private, table_server(result), eflags);
     call_original!(BeginForeignModify(state, result, private, subplan, eflags));
 }
 
@@ -119,6 +118,7 @@ pub unsafe extern "C-unwind" fn begin_foreign_insert(
     state: *mut pg_sys::ModifyTableState,
     result: *mut pg_sys::ResultRelInfo,
 ) {
+    flag::at_insert((*state).ps.state, table_server(result));
     call_original!(BeginForeignInsert(state, result));
 }
 
@@ -127,7 +127,7 @@ pub unsafe extern "C-unwind" fn begin_foreign_insert(
 #[pg_guard]
 pub unsafe extern "C-unwind" fn begin_direct_modify(node: *mut pg_sys::ForeignScanState, eflags: i32) {
     let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
-    flag::at_start((*node).ss.ps.state, (*plan).fdw_private, server_name((*plan).fs_server), eflags);
+    flag::at_start((*node).ss.ps.state, (*plan).fdw_private, (*plan).fs_server, eflags);
     call_original!(BeginDirectModify(node, eflags));
 }
 
@@ -142,7 +142,7 @@ pub unsafe extern "C-unwind" fn explain_foreign_modify(
     es: *mut pg_sys::ExplainState,
 ) {
     call_original!(ExplainForeignModify(state, result, private, subplan, es));
-    explain(private, table_server(result), (*state).ps.state, es);
+    explain(private, server_name(table_server(result)), (*state).ps.state, es);
 }
 
 /// # Safety
@@ -157,9 +157,8 @@ pub unsafe extern "C-unwind" fn explain_direct_modify(
     explain((*plan).fdw_private, server_name((*plan).fs_server), (*node).ss.ps.state, es);
 }
 
-unsafe fn table_server(result: *mut pg_sys::ResultRelInfo) -> Option<String> {
-    let table = pg_sys::GetForeignTable((*(*result).ri_RelationDesc).rd_id);
-    server_name((*table).serverid)
+unsafe fn table_server(result: *mut pg_sys::ResultRelInfo) -> pg_sys::Oid {
+    (*pg_sys::GetForeignTable((*(*result).ri_RelationDesc).rd_id)).serverid
 }
 
 /// # Safety

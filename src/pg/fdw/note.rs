@@ -53,6 +53,23 @@ impl Drop for Planning {
 }
 
 impl Note {
+    /// The note of a statement of which nothing is known but its step.
+    pub fn of(step: Step) -> Self {
+        Self {
+            step,
+            reason: String::new(),
+            hint: String::new(),
+            tables: String::new(),
+            shards: 0,
+            policy: FanoutPolicy::Allow,
+        }
+    }
+
+    /// The note of rows that go their own ways.
+    pub fn distributed() -> Self {
+        Self::of(Step::Distributed)
+    }
+
     fn encode(&self) -> String {
         let shards = self.shards.to_string();
         [MARK, self.step.as_str(), self.policy.as_str(), &shards, &self.tables, &self.reason, &self.hint]

@@ -31,7 +31,7 @@ pub unsafe extern "C-unwind" fn get_foreign_plan(
 #[pg_guard]
 pub unsafe extern "C-unwind" fn begin_foreign_scan(node: *mut pg_sys::ForeignScanState, eflags: i32) {
     let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
-    flag::at_start((*node).ss.ps.state, (*plan).fdw_private, shard_of(plan), eflags);
+    flag::at_start((*node).ss.ps.state, (*plan).fdw_private, (*plan).fs_server, eflags);
     call_original!(BeginForeignScan(node, eflags));
 }
 
