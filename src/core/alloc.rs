@@ -14,12 +14,54 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
+use crate::error::MapError;
 use crate::hash::vnode_token;
-use crate::ids::{ShardName, ShardNumber};
+use crate::ids::{KeyspaceName, ShardName, ShardNumber};
 use crate::ring::{distance, Ring};
 pub use crate::ring::{random_tokens, vnode_count};
 
 const RING: f64 = 4_294_967_296.0;
+
+/// How a keyspace gives new shards their tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Allocation {
+    /// By the vnodes' digests: [`random_tokens`].
+    Random,
+    /// Where they even out the load: [`balanced_tokens`].
+    Balanced,
+}
+
+impl Allocation {
+    /// Returns the tokens of a new shard: `round(weight * vnodes)` of them, at least 1.
+    ///
+    /// `existing`: name, weight and tokens of each other shard of `keyspace`. `vnodes`: of a shard of weight 1.
+    ///
+    /// # Errors
+    /// [`MapError::BadWeight`]; [`MapError::TooManyTokens`]: more than [`crate::ring::MAX_TOKENS`].
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a number for the message; it saturates
+    pub fn tokens(
+        self,
+        keyspace: &KeyspaceName,
+        existing: &[(ShardName, f64, Vec<u32>)],
+        new_shard: &ShardName,
+        weight: f64,
+        vnodes: u32,
+    ) -> Result<Vec<u32>, MapError> {
+        let (keyspace, shard) = (keyspace.clone(), new_shard.clone());
+        if !weight.is_finite() || weight <= 0.0 {
+            return Err(MapError::BadWeight { keyspace, shard, weight });
+        }
+        let tokens = (weight * f64::from(vnodes)).round() as usize;
+        let count = vnode_count(weight, vnodes).ok_or(MapError::TooManyTokens { keyspace, shard, tokens })?;
+        Ok(match self {
+            Self::Random => random_tokens(new_shard.as_str(), count),
+            Self::Balanced => balanced_tokens(existing, new_shard, weight, count),
+        })
+    }
+}
 
 /// An arc of an existing shard that a new token can cut: the ring positions `start + 1` to `start + length`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,22 +109,15 @@ pub fn balanced_tokens(
         relieved.sort_by(|a, b| b.floor().total_cmp(&a.floor()));
     }
     // First as if arcs were no limit, which says where the cuts are wanted; then with what these cuts can reach.
-    set_gifts(&mut holders, weight, count as usize, |holder| {
-        holder.share - 1.0
-    });
+    set_gifts(&mut holders, weight, count as usize, |holder| holder.share - 1.0);
     set_cuts(&mut holders, count as usize);
     set_gifts(&mut holders, weight, count as usize, Holder::reach);
     for holder in holders.iter().filter(|holder| holder.cuts > 0) {
         cut(holder, &mut tokens);
     }
     // Where the arcs were too short to cut, ordinary vnodes make up the number.
-    let taken: BTreeSet<u32> = existing
-        .iter()
-        .flat_map(|(_, _, tokens)| tokens.iter().copied())
-        .collect();
-    let spare = (0..)
-        .map(|index| vnode_token(new_shard.as_str(), index).0)
-        .filter(|token| !taken.contains(token));
+    let taken: BTreeSet<u32> = existing.iter().flat_map(|(_, _, tokens)| tokens.iter().copied()).collect();
+    let spare = (0..).map(|index| vnode_token(new_shard.as_str(), index).0).filter(|token| !taken.contains(token));
     for token in spare.take(2 * count as usize) {
         if tokens.len() < count as usize {
             tokens.insert(token);
@@ -96,29 +131,16 @@ fn holders(existing: &[(ShardName, f64, Vec<u32>)]) -> Vec<Holder> {
     let mut shards: Vec<_> = existing.iter().collect();
     shards.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     let numbers = (0..=u16::MAX).map(ShardNumber);
-    let ring = Ring::build(
-        numbers
-            .zip(&shards)
-            .map(|(number, shard)| (number, &*shard.2)),
-    );
+    let ring = Ring::build(numbers.zip(&shards).map(|(number, shard)| (number, &*shard.2)));
     let mut holders: Vec<Holder> = shards
         .iter()
-        .map(|shard| Holder {
-            weight: shard.1,
-            share: 0.0,
-            arcs: Vec::new(),
-            gives: 0.0,
-            cuts: 0,
-        })
+        .map(|shard| Holder { weight: shard.1, share: 0.0, arcs: Vec::new(), gives: 0.0, cuts: 0 })
         .collect();
     for (start, point) in ring.arcs() {
         if let Some(holder) = holders.get_mut(usize::from(point.shard.0)) {
             let length = distance(start, point.token);
             holder.share += length as f64;
-            holder.arcs.push(Arc {
-                length,
-                start: start.0,
-            });
+            holder.arcs.push(Arc { length, start: start.0 });
         }
     }
     holders.retain(|holder| !holder.arcs.is_empty());
@@ -134,12 +156,7 @@ fn set_gifts(holders: &mut [Holder], weight: f64, count: usize, most: impl Fn(&H
     let total: f64 = holders.iter().map(|holder| holder.weight).sum::<f64>() + weight;
     let spared = holders.len().saturating_sub(count);
     let limit = |rank: usize| 1.0 / (total + (rank / count.max(1)) as f64 * weight);
-    let mut rest = RING
-        - holders
-            .iter()
-            .skip(count)
-            .map(|holder| holder.share)
-            .sum::<f64>();
+    let mut rest = RING - holders.iter().skip(count).map(|holder| holder.share).sum::<f64>();
     let mut open: Vec<(usize, f64, f64)> = Vec::new();
     let mut sum = limit(spared) * weight;
     for (at, holder) in holders.iter().take(count).enumerate() {
@@ -178,9 +195,7 @@ fn set_cuts(holders: &mut [Holder], count: usize) {
     }
     let spare = count.saturating_sub(holders.iter().map(|holder| holder.cuts).sum());
     for _ in 0..spare {
-        let open = holders
-            .iter_mut()
-            .filter(|holder| holder.cuts > 0 && holder.cuts < holder.arcs.len());
+        let open = holders.iter_mut().filter(|holder| holder.cuts > 0 && holder.cuts < holder.arcs.len());
         let tightest = open.max_by(|a, b| (a.gives / a.reach()).total_cmp(&(b.gives / b.reach())));
         if let Some(holder) = tightest {
             holder.cuts += 1;
@@ -194,13 +209,7 @@ fn cut(holder: &Holder, tokens: &mut BTreeSet<u32>) {
     let length = |arcs: &[Arc]| -> u64 { arcs.iter().map(|arc| arc.length).sum() };
     let suffice = |arcs: &&[Arc]| length(arcs) >= gives + arcs.len() as u64;
     let longest = holder.arcs.get(..holder.cuts);
-    let Some(arcs) = holder
-        .arcs
-        .windows(holder.cuts)
-        .rev()
-        .find(suffice)
-        .or(longest)
-    else {
+    let Some(arcs) = holder.arcs.windows(holder.cuts).rev().find(suffice).or(longest) else {
         return;
     };
     let whole = u128::from(length(arcs).max(1));
@@ -213,18 +222,12 @@ fn cut(holder: &Holder, tokens: &mut BTreeSet<u32>) {
 impl Holder {
     /// The least load per weight that one cut can leave it with.
     fn floor(&self) -> f64 {
-        self.arcs.first().map_or(0.0, |longest| {
-            (self.share - longest.length as f64) / self.weight
-        })
+        self.arcs.first().map_or(0.0, |longest| (self.share - longest.length as f64) / self.weight)
     }
 
     /// The most that it can give with its cuts: its longest arcs, less one position each.
     fn reach(&self) -> f64 {
-        self.arcs
-            .iter()
-            .take(self.cuts)
-            .map(|arc| arc.length as f64 - 1.0)
-            .sum()
+        self.arcs.iter().take(self.cuts).map(|arc| arc.length as f64 - 1.0).sum()
     }
 }
 

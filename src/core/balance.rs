@@ -52,24 +52,10 @@ impl Spread {
     #[allow(clippy::cast_precision_loss)] // far below 2^53 values
     pub fn of(values: &[f64]) -> Option<Self> {
         let count = values.len() as f64;
-        let (min, max) = (
-            values.iter().copied().reduce(f64::min)?,
-            values.iter().copied().reduce(f64::max)?,
-        );
+        let (min, max) = (values.iter().copied().reduce(f64::min)?, values.iter().copied().reduce(f64::max)?);
         let mean = values.iter().sum::<f64>() / count;
-        let stdev = (values
-            .iter()
-            .map(|value| (value - mean).powi(2))
-            .sum::<f64>()
-            / count)
-            .sqrt();
-        Some(Self {
-            min,
-            max,
-            mean,
-            stdev,
-            max_over_mean: max / mean,
-        })
+        let stdev = (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count).sqrt();
+        Some(Self { min, max, mean, stdev, max_over_mean: max / mean })
     }
 }
 
@@ -87,32 +73,13 @@ pub fn ring_balance(map: &KeyspaceMap) -> RingBalance {
     let shards: Vec<ShardBalance> = map
         .shards()
         .map(|shard| {
-            let share =
-                Fraction::of_ring(owned.get(usize::from(shard.number.0)).copied().unwrap_or(0));
-            let load = if holds(&shard) {
-                share.value() * total / shard.weight
-            } else {
-                0.0
-            };
-            ShardBalance {
-                shard: shard.name.clone(),
-                share,
-                vnodes: shard.vnodes,
-                weight: shard.weight,
-                load,
-            }
+            let share = Fraction::of_ring(owned.get(usize::from(shard.number.0)).copied().unwrap_or(0));
+            let load = if holds(&shard) { share.value() * total / shard.weight } else { 0.0 };
+            ShardBalance { shard: shard.name.clone(), share, vnodes: shard.vnodes, weight: shard.weight, load }
         })
         .collect();
-    let loads: Vec<f64> = map
-        .shards()
-        .zip(&shards)
-        .filter(|(shard, _)| holds(shard))
-        .map(|(_, b)| b.load)
-        .collect();
-    RingBalance {
-        load: Spread::of(&loads),
-        shards,
-    }
+    let loads: Vec<f64> = map.shards().zip(&shards).filter(|(shard, _)| holds(shard)).map(|(_, b)| b.load).collect();
+    RingBalance { load: Spread::of(&loads), shards }
 }
 
 /// What [`simulate`] counts.
@@ -137,9 +104,7 @@ pub struct Simulation {
 /// [`PlanError`]: an argument out of its range.
 #[allow(clippy::cast_precision_loss)] // at most 10^8 keys
 pub fn simulate(keys: u32, shards: u16, vnodes: u32) -> Result<Simulation, PlanError> {
-    let within = |what, value: u32, most: u32| {
-        PlanError::check(what, f64::from(value), 1.0, f64::from(most))
-    };
+    let within = |what, value: u32, most: u32| PlanError::check(what, f64::from(value), 1.0, f64::from(most));
     within("keys", keys, 100_000_000)?;
     within("shards", u32::from(shards), u32::from(ShardNumber::MAX.0))?;
     within("vnodes", vnodes, MAX_TOKENS as u32)?;
@@ -171,17 +136,6 @@ pub fn simulate(keys: u32, shards: u16, vnodes: u32) -> Result<Simulation, PlanE
         moved_modulo += u64::from(modulo(shards) != modulo(shards + 1));
     }
     let loads: Vec<f64> = counts.iter().map(|count| *count as f64).collect();
-    let none = Spread {
-        min: 0.0,
-        max: 0.0,
-        mean: 0.0,
-        stdev: 0.0,
-        max_over_mean: 0.0,
-    };
-    Ok(Simulation {
-        counts,
-        spread: Spread::of(&loads).unwrap_or(none),
-        moved_ring,
-        moved_modulo,
-    })
+    let none = Spread { min: 0.0, max: 0.0, mean: 0.0, stdev: 0.0, max_over_mean: 0.0 };
+    Ok(Simulation { counts, spread: Spread::of(&loads).unwrap_or(none), moved_ring, moved_modulo })
 }

@@ -28,12 +28,7 @@ impl PlanError {
         if (least..=most).contains(&value) {
             Ok(())
         } else {
-            Err(Self {
-                what,
-                value,
-                least,
-                most,
-            })
+            Err(Self { what, value, least, most })
         }
     }
 
@@ -48,11 +43,7 @@ impl PlanError {
 
 impl fmt::Display for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "\"{}\" is {}, but must be from {} to {}",
-            self.what, self.value, self.least, self.most
-        )
+        write!(f, "\"{}\" is {}, but must be from {} to {}", self.what, self.value, self.least, self.most)
     }
 }
 
@@ -73,20 +64,13 @@ pub struct CapacityPlan {
 ///
 /// # Errors
 /// [`PlanError`]: an argument out of its range, or more than 10^12 shards.
-pub fn plan_capacity(
-    target_writes: f64,
-    per_shard_writes: f64,
-    headroom: f64,
-) -> Result<CapacityPlan, PlanError> {
+pub fn plan_capacity(target_writes: f64, per_shard_writes: f64, headroom: f64) -> Result<CapacityPlan, PlanError> {
     PlanError::positive("target_writes", target_writes)?;
     PlanError::positive("per_shard_writes", per_shard_writes)?;
     PlanError::check("headroom", headroom, 0.0, 1e3)?;
     let minimum = whole_number("target_writes", target_writes / per_shard_writes)?;
     let with_headroom = whole_number("headroom", minimum as f64 * (1.0 + headroom))?;
-    Ok(CapacityPlan {
-        minimum,
-        with_headroom,
-    })
+    Ok(CapacityPlan { minimum, with_headroom })
 }
 
 /// Rounds up, but not for what only the binary fractions add: 10 shards and 10 % are 11, not 11.000000000000002.
@@ -167,22 +151,10 @@ pub fn compare_topologies(inputs: &TopologyInputs) -> Result<TopologyComparison,
     PlanError::not_negative("operations_per_instance", inputs.operations_per_instance)?;
     PlanError::not_negative("licence_per_instance", inputs.licence_per_instance)?;
     PlanError::positive("hours_per_month", inputs.hours_per_month)?;
-    let (small, large) = (
-        topology(inputs, &inputs.small)?,
-        topology(inputs, &inputs.large)?,
-    );
+    let (small, large) = (topology(inputs, &inputs.small)?, topology(inputs, &inputs.large)?);
     let saving = small.total - large.total;
-    let saving_part = if small.total > 0.0 {
-        saving / small.total
-    } else {
-        0.0
-    };
-    Ok(TopologyComparison {
-        small,
-        large,
-        saving,
-        saving_part,
-    })
+    let saving_part = if small.total > 0.0 { saving / small.total } else { 0.0 };
+    Ok(TopologyComparison { small, large, saving, saving_part })
 }
 
 fn topology(inputs: &TopologyInputs, class: &InstanceClass) -> Result<Topology, PlanError> {
@@ -192,10 +164,7 @@ fn topology(inputs: &TopologyInputs, class: &InstanceClass) -> Result<Topology, 
     let instances = primaries.saturating_mul(1 + u64::from(inputs.replicas_per_primary));
     let each = instances as f64;
     let compute = each * class.price_per_hour * inputs.hours_per_month;
-    let (operations, licences) = (
-        each * inputs.operations_per_instance,
-        each * inputs.licence_per_instance,
-    );
+    let (operations, licences) = (each * inputs.operations_per_instance, each * inputs.licence_per_instance);
     Ok(Topology {
         primaries,
         instances,
@@ -236,11 +205,7 @@ pub fn fanout_tail(mean: f64, sd: f64, widths: &[u32]) -> Result<Vec<FanoutTail>
     let p99 = |width: u32| mean + sd * quantile_of_tail(tail(width));
     let tails = widths.iter().map(|width| {
         PlanError::check("width", f64::from(*width), 1.0, f64::from(u32::MAX))?;
-        Ok(FanoutTail {
-            width: *width,
-            p99: p99(*width),
-            ratio: p99(*width) / p99(1),
-        })
+        Ok(FanoutTail { width: *width, p99: p99(*width), ratio: p99(*width) / p99(1) })
     });
     tails.collect()
 }

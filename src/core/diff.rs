@@ -89,11 +89,7 @@ pub struct StrategiesDiffer {
 
 impl fmt::Display for StrategiesDiffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "cannot compare a map of strategy \"{}\" with one of strategy \"{}\"",
-            self.old, self.new
-        )
+        write!(f, "cannot compare a map of strategy \"{}\" with one of strategy \"{}\"", self.old, self.new)
     }
 }
 
@@ -109,36 +105,21 @@ type Owners = (Option<ShardName>, Option<ShardName>);
 /// # Errors
 /// [`StrategiesDiffer`], also for range orders.
 pub fn diff(old: &KeyspaceMap, new: &KeyspaceMap) -> Result<MapDiff, StrategiesDiffer> {
-    let mut result = MapDiff {
-        moved: None,
-        flows: Vec::new(),
-        arcs: Vec::new(),
-        ranges: Vec::new(),
-        pins: pin_moves(old, new),
-    };
+    let mut result =
+        MapDiff { moved: None, flows: Vec::new(), arcs: Vec::new(), ranges: Vec::new(), pins: pin_moves(old, new) };
     let owners = |a: Option<ShardNumber>, b: Option<ShardNumber>| changed(old, a, new, b);
     match (old.rule(), new.rule()) {
         (Rule::Ring(a), Rule::Ring(b)) => {
             result.arcs = arc_moves(a, b, owners);
-            let flows = result
-                .arcs
-                .iter()
-                .map(|arc| ((arc.giver.clone(), arc.gainer.clone()), arc.length()));
+            let flows = result.arcs.iter().map(|arc| ((arc.giver.clone(), arc.gainer.clone()), arc.length()));
             (result.moved, result.flows) = add_up(flows, Fraction::RING);
         }
         (Rule::Modulo(a), Rule::Modulo(b)) => {
             let (flows, whole) = modulo_flows(a, b, owners);
             (result.moved, result.flows) = add_up(flows.into_iter(), whole);
         }
-        (Rule::Range(a), Rule::Range(b)) if a.order() == b.order() => {
-            result.ranges = range_moves(a, b, owners)
-        }
-        _ => {
-            return Err(StrategiesDiffer {
-                old: old.strategy(),
-                new: new.strategy(),
-            })
-        }
+        (Rule::Range(a), Rule::Range(b)) if a.order() == b.order() => result.ranges = range_moves(a, b, owners),
+        _ => return Err(StrategiesDiffer { old: old.strategy(), new: new.strategy() }),
     }
     Ok(result)
 }
@@ -150,12 +131,8 @@ fn changed(
     new: &KeyspaceMap,
     gainer: Option<ShardNumber>,
 ) -> Option<Owners> {
-    let giver = giver
-        .and_then(|number| old.shard(number))
-        .map(|shard| &shard.name);
-    let gainer = gainer
-        .and_then(|number| new.shard(number))
-        .map(|shard| &shard.name);
+    let giver = giver.and_then(|number| old.shard(number)).map(|shard| &shard.name);
+    let gainer = gainer.and_then(|number| new.shard(number)).map(|shard| &shard.name);
     (giver != gainer).then(|| (giver.cloned(), gainer.cloned()))
 }
 
@@ -163,11 +140,7 @@ fn pin_moves(old: &KeyspaceMap, new: &KeyspaceMap) -> Vec<PinMove> {
     let keys: BTreeSet<&[u8]> = old.pins().keys().chain(new.pins().keys()).collect();
     let moves = keys.into_iter().filter_map(|key| {
         let (giver, gainer) = changed(old, old.owner(key).ok(), new, new.owner(key).ok())?;
-        Some(PinMove {
-            key: String::from_utf8_lossy(key).into_owned(),
-            giver,
-            gainer,
-        })
+        Some(PinMove { key: String::from_utf8_lossy(key).into_owned(), giver, gainer })
     });
     moves.collect()
 }
@@ -177,12 +150,7 @@ fn arc_moves(
     new: &Ring,
     owners: impl Fn(Option<ShardNumber>, Option<ShardNumber>) -> Option<Owners>,
 ) -> Vec<ArcMove> {
-    let mut tokens: Vec<Token> = old
-        .points()
-        .iter()
-        .chain(new.points())
-        .map(|point| point.token)
-        .collect();
+    let mut tokens: Vec<Token> = old.points().iter().chain(new.points()).map(|point| point.token).collect();
     tokens.sort_unstable();
     tokens.dedup();
     let mut moves: Vec<ArcMove> = Vec::new();
@@ -195,12 +163,7 @@ fn arc_moves(
             Some(last) if last.through == after && last.giver == giver && last.gainer == gainer => {
                 last.through = through
             }
-            _ => moves.push(ArcMove {
-                after,
-                through,
-                giver,
-                gainer,
-            }),
+            _ => moves.push(ArcMove { after, through, giver, gainer }),
         }
     }
     join_over_the_end(&mut moves);
@@ -233,13 +196,8 @@ fn modulo_flows(
     owners: impl Fn(Option<ShardNumber>, Option<ShardNumber>) -> Option<Owners>,
 ) -> (Vec<(Owners, u64)>, u64) {
     if old.is_empty() || new.is_empty() {
-        let (some, whole) = (
-            old.iter().map(|a| owners(Some(*a), None)),
-            old.len().max(new.len()).max(1),
-        );
-        let flows = some
-            .chain(new.iter().map(|b| owners(None, Some(*b))))
-            .flatten();
+        let (some, whole) = (old.iter().map(|a| owners(Some(*a), None)), old.len().max(new.len()).max(1));
+        let flows = some.chain(new.iter().map(|b| owners(None, Some(*b)))).flatten();
         return (flows.map(|flow| (flow, 1)).collect(), whole as u64);
     }
     let common = gcd(old.len(), new.len());
@@ -265,16 +223,9 @@ fn add_up(parts: impl Iterator<Item = (Owners, u64)>, whole: u64) -> (Option<Fra
     for (owners, part) in parts {
         *sums.entry(owners).or_default() += part;
     }
-    let fraction = |numerator| Fraction {
-        numerator,
-        denominator: whole,
-    };
+    let fraction = |numerator| Fraction { numerator, denominator: whole };
     let moved = fraction(sums.values().sum());
-    let flow = |((giver, gainer), part)| Flow {
-        giver,
-        gainer,
-        share: fraction(part),
-    };
+    let flow = |((giver, gainer), part)| Flow { giver, gainer, share: fraction(part) };
     (Some(moved), sums.into_iter().map(flow).collect())
 }
 
@@ -284,15 +235,9 @@ fn range_moves(
     owners: impl Fn(Option<ShardNumber>, Option<ShardNumber>) -> Option<Owners>,
 ) -> Vec<RangeMove> {
     let ranges = old.ranges().iter().chain(new.ranges());
-    let bounds: BTreeSet<&Bound> = ranges
-        .flat_map(|range| range.lower.iter().chain(&range.upper))
-        .collect();
+    let bounds: BTreeSet<&Bound> = ranges.flat_map(|range| range.lower.iter().chain(&range.upper)).collect();
     let lowers = std::iter::once(None).chain(bounds.iter().copied().map(Some));
-    let uppers = bounds
-        .iter()
-        .copied()
-        .map(Some)
-        .chain(std::iter::once(None));
+    let uppers = bounds.iter().copied().map(Some).chain(std::iter::once(None));
     let mut moves: Vec<RangeMove> = Vec::new();
     let mut end: Option<&Bound> = None;
     for (lower, upper) in lowers.zip(uppers) {
@@ -303,12 +248,7 @@ fn range_moves(
             Some(last) if end == lower && last.giver == giver && last.gainer == gainer => {
                 last.upper = upper.map(Bound::text);
             }
-            _ => moves.push(RangeMove {
-                lower: lower.map(Bound::text),
-                upper: upper.map(Bound::text),
-                giver,
-                gainer,
-            }),
+            _ => moves.push(RangeMove { lower: lower.map(Bound::text), upper: upper.map(Bound::text), giver, gainer }),
         }
         end = upper;
     }

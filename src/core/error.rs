@@ -13,67 +13,29 @@ use crate::ids::{KeyspaceName, ShardName, ShardNumber};
 #[allow(missing_docs)] // the fields are the names in the message
 pub enum MapError {
     /// A name that is empty, longer than 63 bytes, or holds a zero byte.
-    BadName {
-        keyspace: KeyspaceName,
-        name: String,
-    },
+    BadName { keyspace: KeyspaceName, name: String },
     /// Two shards of one name.
-    DuplicateShard {
-        keyspace: KeyspaceName,
-        shard: ShardName,
-    },
+    DuplicateShard { keyspace: KeyspaceName, shard: ShardName },
     /// Two shards of one number.
-    DuplicateNumber {
-        keyspace: KeyspaceName,
-        number: ShardNumber,
-        first: ShardName,
-        second: ShardName,
-    },
+    DuplicateNumber { keyspace: KeyspaceName, number: ShardNumber, first: ShardName, second: ShardName },
     /// A number above [`ShardNumber::MAX`].
-    NumberTooLarge {
-        keyspace: KeyspaceName,
-        shard: ShardName,
-        number: ShardNumber,
-    },
+    NumberTooLarge { keyspace: KeyspaceName, shard: ShardName, number: ShardNumber },
     /// A weight that is not a finite number above 0.
-    BadWeight {
-        keyspace: KeyspaceName,
-        shard: ShardName,
-        weight: f64,
-    },
+    BadWeight { keyspace: KeyspaceName, shard: ShardName, weight: f64 },
     /// More tokens than [`crate::ring::MAX_TOKENS`].
-    TooManyTokens {
-        keyspace: KeyspaceName,
-        shard: ShardName,
-        tokens: usize,
-    },
+    TooManyTokens { keyspace: KeyspaceName, shard: ShardName, tokens: usize },
     /// A pin to a shard that the keyspace does not have.
-    UnknownPinShard {
-        keyspace: KeyspaceName,
-        key: String,
-        shard: ShardName,
-    },
+    UnknownPinShard { keyspace: KeyspaceName, key: String, shard: ShardName },
     /// Two pins of one key.
     DuplicatePin { keyspace: KeyspaceName, key: String },
     /// Ranges in a keyspace of another strategy.
     RangesNotAllowed { keyspace: KeyspaceName },
     /// A range of a shard that the keyspace does not have.
-    UnknownRangeShard {
-        keyspace: KeyspaceName,
-        range: String,
-        shard: ShardName,
-    },
+    UnknownRangeShard { keyspace: KeyspaceName, range: String, shard: ShardName },
     /// A bound that is no canonical integer, in a keyspace whose ranges are ordered as integers.
-    BadBound {
-        keyspace: KeyspaceName,
-        bound: String,
-    },
+    BadBound { keyspace: KeyspaceName, bound: String },
     /// A range whose lower bound is not below its upper bound.
-    InvertedRange {
-        keyspace: KeyspaceName,
-        range: String,
-        shard: ShardName,
-    },
+    InvertedRange { keyspace: KeyspaceName, range: String, shard: ShardName },
     /// Two ranges with a key in common.
     OverlappingRanges {
         keyspace: KeyspaceName,
@@ -90,9 +52,7 @@ impl MapError {
     pub fn sqlstate(&self) -> &'static str {
         match self {
             Self::BadName { .. } => "42602",
-            Self::DuplicateShard { .. }
-            | Self::DuplicateNumber { .. }
-            | Self::DuplicatePin { .. } => "42710",
+            Self::DuplicateShard { .. } | Self::DuplicateNumber { .. } | Self::DuplicatePin { .. } => "42710",
             Self::NumberTooLarge { .. } | Self::TooManyTokens { .. } => "54000",
             Self::BadWeight { .. } => "22023",
             Self::UnknownPinShard { .. } | Self::UnknownRangeShard { .. } => "42704",
@@ -116,7 +76,9 @@ impl MapError {
             Self::DuplicatePin { .. } => "Remove the existing pin first.",
             Self::RangesNotAllowed { .. } => "Create the keyspace with strategy \"range\".",
             Self::UnknownRangeShard { .. } => "Add the shard first, or give the range to another one.",
-            Self::BadBound { .. } => "Write the bound as a plain integer of at most 64 bits, without sign \"+\" or leading zeros.",
+            Self::BadBound { .. } => {
+                "Write the bound as a plain integer of at most 64 bits, without sign \"+\" or leading zeros."
+            }
             Self::InvertedRange { .. } => "A range holds its lower bound and ends before its upper bound.",
             Self::OverlappingRanges { .. } => "Split or merge the existing ranges first.",
         }
@@ -145,7 +107,9 @@ impl fmt::Display for MapError {
             Self::UnknownPinShard { keyspace, key, shard } => {
                 write!(f, "key \"{key}\" is pinned to shard \"{shard}\", which keyspace \"{keyspace}\" does not have")
             }
-            Self::DuplicatePin { keyspace, key } => write!(f, "key \"{key}\" of keyspace \"{keyspace}\" is pinned twice"),
+            Self::DuplicatePin { keyspace, key } => {
+                write!(f, "key \"{key}\" of keyspace \"{keyspace}\" is pinned twice")
+            }
             Self::RangesNotAllowed { keyspace } => write!(f, "keyspace \"{keyspace}\" does not use ranges"),
             Self::UnknownRangeShard { keyspace, range, shard } => {
                 write!(f, "range {range} belongs to shard \"{shard}\", which keyspace \"{keyspace}\" does not have")
@@ -196,9 +160,7 @@ impl RouteError {
         match self {
             Self::NoActiveShard { .. } => "Add a shard to the keyspace.",
             Self::NotCovered { .. } => "Give the key's range to a shard, or pin the key.",
-            Self::NotAnInteger { .. } => {
-                "Order the keyspace's ranges by bytes, or use an integer key."
-            }
+            Self::NotAnInteger { .. } => "Order the keyspace's ranges by bytes, or use an integer key.",
         }
     }
 }

@@ -11,24 +11,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use crate::alloc::Allocation;
 use crate::error::MapError;
 use crate::ids::{KeyspaceName, ShardName, ShardNumber};
-use crate::map::{
-    KeyspaceMap, KeyspaceSpec, RangeOrder, RangeSpec, ShardSpec, ShardState, Strategy,
-};
+use crate::map::{KeyspaceMap, KeyspaceSpec, RangeOrder, RangeSpec, ShardSpec, ShardState, Strategy};
 
 /// Version of the layout that this code writes and reads. A changed layout is a new number.
 pub const LAYOUT: u64 = 1;
-
-/// How a keyspace gives new shards their tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Allocation {
-    /// By the vnodes' digests.
-    Random,
-    /// Where they even out the load.
-    Balanced,
-}
 
 /// A keyspace with all that a coordinator needs to hold it.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,10 +66,7 @@ impl fmt::Display for ExportError {
         match self {
             Self::Malformed(reason) => write!(f, "exported map is malformed: {reason}"),
             Self::UnknownLayout(Some(found)) => {
-                write!(
-                    f,
-                    "exported map has layout {found}, but this version reads layout {LAYOUT}"
-                )
+                write!(f, "exported map has layout {found}, but this version reads layout {LAYOUT}")
             }
             Self::UnknownLayout(None) => write!(f, "exported map names no layout"),
             Self::DuplicateKeyspace(name) => {
@@ -102,10 +88,7 @@ impl Error for ExportError {}
 /// [`ExportError::Map`]: a keyspace is no valid map. [`ExportError::UnknownShard`], [`ExportError::DuplicateKeyspace`].
 pub fn to_json(keyspaces: &[KeyspaceExport]) -> Result<String, ExportError> {
     check(keyspaces)?;
-    let document = Document {
-        layout: LAYOUT,
-        keyspaces: keyspaces.iter().map(Keyspace::from).collect(),
-    };
+    let document = Document { layout: LAYOUT, keyspaces: keyspaces.iter().map(Keyspace::from).collect() };
     serde_json::to_string(&document).map_err(malformed)
 }
 
@@ -122,31 +105,21 @@ pub fn from_json(json: &str) -> Result<Vec<KeyspaceExport>, ExportError> {
         None => return Err(ExportError::UnknownLayout(None)),
     }
     let document: Document = serde_json::from_value(value).map_err(malformed)?;
-    let keyspaces: Vec<KeyspaceExport> = document
-        .keyspaces
-        .into_iter()
-        .map(KeyspaceExport::try_from)
-        .collect::<Result<_, _>>()?;
+    let keyspaces: Vec<KeyspaceExport> =
+        document.keyspaces.into_iter().map(KeyspaceExport::try_from).collect::<Result<_, _>>()?;
     check(&keyspaces)?;
     Ok(keyspaces)
 }
 
 fn check(keyspaces: &[KeyspaceExport]) -> Result<(), ExportError> {
-    let mut names: Vec<&KeyspaceName> = keyspaces
-        .iter()
-        .map(|keyspace| &keyspace.spec.name)
-        .collect();
+    let mut names: Vec<&KeyspaceName> = keyspaces.iter().map(|keyspace| &keyspace.spec.name).collect();
     names.sort_unstable();
     if let Some((name, _)) = names.iter().zip(names.iter().skip(1)).find(|(a, b)| a == b) {
         return Err(ExportError::DuplicateKeyspace((*name).clone()));
     }
     for keyspace in keyspaces {
         let map = KeyspaceMap::build(keyspace.spec.clone()).map_err(ExportError::Map)?;
-        if let Some(shard) = keyspace
-            .options
-            .keys()
-            .find(|shard| map.shard_by_name(shard.as_str()).is_none())
-        {
+        if let Some(shard) = keyspace.options.keys().find(|shard| map.shard_by_name(shard.as_str()).is_none()) {
             return Err(ExportError::UnknownShard(map.name().clone(), shard.clone()));
         }
     }
@@ -231,10 +204,7 @@ impl From<&KeyspaceExport> for Keyspace {
             tokens: shard.tokens.clone(),
             options: export.options.get(&shard.name).cloned(),
         };
-        let pin = |(key, shard): &(String, ShardName)| Pin {
-            key: key.clone(),
-            shard: shard.clone(),
-        };
+        let pin = |(key, shard): &(String, ShardName)| Pin { key: key.clone(), shard: shard.clone() };
         let range = |range: &RangeSpec| Range {
             lower: range.lower.clone(),
             upper: range.upper.clone(),
@@ -263,65 +233,29 @@ impl TryFrom<Keyspace> for KeyspaceExport {
             (StrategyName::Ring, None) => Strategy::Ring,
             (StrategyName::Modulo, None) => Strategy::Modulo,
             (StrategyName::Range, Some(order)) => Strategy::Range(order),
-            _ => {
-                return Err(malformed(
-                    "range_order is for strategy \"range\", which needs it",
-                ))
-            }
+            _ => return Err(malformed("range_order is for strategy \"range\", which needs it")),
         };
         let mut options = BTreeMap::new();
         let shards = keyspace.shards.into_iter().map(|shard| {
             if let Some(given) = shard.options {
                 options.insert(shard.name.clone(), given);
             }
-            let Shard {
-                name,
-                number,
-                weight,
-                state,
-                tokens,
-                ..
-            } = shard;
-            ShardSpec {
-                name,
-                number,
-                weight,
-                state,
-                tokens,
-            }
+            let Shard { name, number, weight, state, tokens, .. } = shard;
+            ShardSpec { name, number, weight, state, tokens }
         });
         let shards = shards.collect();
         let range = |range: Range| {
-            let Range {
-                lower,
-                upper,
-                shard,
-                version,
-            } = range;
-            RangeSpec {
-                lower,
-                upper,
-                shard,
-                version,
-            }
+            let Range { lower, upper, shard, version } = range;
+            RangeSpec { lower, upper, shard, version }
         };
         let spec = KeyspaceSpec {
             name: keyspace.name,
             strategy,
             version: keyspace.version,
             shards,
-            pins: keyspace
-                .pins
-                .into_iter()
-                .map(|pin| (pin.key, pin.shard))
-                .collect(),
+            pins: keyspace.pins.into_iter().map(|pin| (pin.key, pin.shard)).collect(),
             ranges: keyspace.ranges.into_iter().map(range).collect(),
         };
-        Ok(Self {
-            spec,
-            vnodes: keyspace.vnodes,
-            allocation: keyspace.allocation,
-            options,
-        })
+        Ok(Self { spec, vnodes: keyspace.vnodes, allocation: keyspace.allocation, options })
     }
 }

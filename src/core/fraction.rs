@@ -21,10 +21,7 @@ impl Fraction {
     /// Returns `positions` of a ring.
     #[must_use]
     pub fn of_ring(positions: u64) -> Self {
-        Self {
-            numerator: positions,
-            denominator: Self::RING,
-        }
+        Self { numerator: positions, denominator: Self::RING }
     }
 
     /// Returns the nearest floating-point number: 0 for nothing, 1 for the whole.

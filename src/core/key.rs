@@ -59,9 +59,7 @@ impl KeyKind {
             Self::Numeric => format!("pg_catalog.trim_scale({column_sql})::pg_catalog.text"),
             // EXTRACT is syntax for pg_catalog.extract; it returns numeric since Postgres 14.
             Self::Date | Self::Timestamp | Self::Timestamptz => {
-                format!(
-                    "pg_catalog.trim_scale(EXTRACT(epoch FROM ({column_sql})))::pg_catalog.text"
-                )
+                format!("pg_catalog.trim_scale(EXTRACT(epoch FROM ({column_sql})))::pg_catalog.text")
             }
             Self::Bytea => format!("pg_catalog.encode(({column_sql}), 'hex')"),
         }
@@ -146,21 +144,17 @@ impl<'a> KeyValue<'a> {
                 }
                 Ok(())
             }),
-            Self::Date(i32::MIN) | Self::Timestamp(i64::MIN) | Self::Timestamptz(i64::MIN) => {
-                b"-Infinity"
-            }
-            Self::Date(i32::MAX) | Self::Timestamp(i64::MAX) | Self::Timestamptz(i64::MAX) => {
-                b"Infinity"
-            }
+            Self::Date(i32::MIN) | Self::Timestamp(i64::MIN) | Self::Timestamptz(i64::MIN) => b"-Infinity",
+            Self::Date(i32::MAX) | Self::Timestamp(i64::MAX) | Self::Timestamptz(i64::MAX) => b"Infinity",
             Self::Date(days) => {
                 let seconds = i64::from(days) * SECONDS_PER_DAY + POSTGRES_EPOCH;
                 buf.fill(|out| write!(out, "{seconds}"))
             }
-            Self::Timestamp(micros) | Self::Timestamptz(micros) => {
-                buf.fill(|out| push_epoch(out, micros))
-            }
+            Self::Timestamp(micros) | Self::Timestamptz(micros) => buf.fill(|out| push_epoch(out, micros)),
             Self::Bytea(bytes) => buf.fill(|out| {
-                bytes.iter().for_each(|byte| push_hex(out, *byte));
+                for byte in bytes {
+                    push_hex(out, *byte);
+                }
                 Ok(())
             }),
         }
@@ -217,10 +211,7 @@ fn trim_end(mut text: &[u8], blank: u8) -> &[u8] {
 
 /// Returns the output text of a numeric without the trailing zeros of its fraction, as `trim_scale` does.
 fn trim_scale(text: &str) -> &str {
-    let trimmed = match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.'),
-        false => text,
-    };
+    let trimmed = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text };
     if trimmed == "-0" {
         return "0";
     }
@@ -267,10 +258,7 @@ mod tests {
             (KeyValue::Timestamp(500_000), "946684800.5"),
             (KeyValue::Timestamp(-10_957 * day - 1), "-0.000001"),
             (KeyValue::Timestamp(-10_957 * day - 1_500_000), "-1.5"),
-            (
-                KeyValue::Timestamptz(9_223_371_331_199_999_999),
-                "9224318015999.999999",
-            ),
+            (KeyValue::Timestamptz(9_223_371_331_199_999_999), "9224318015999.999999"),
             (KeyValue::Timestamptz(i64::MAX), "Infinity"),
             (KeyValue::Timestamptz(i64::MIN), "-Infinity"),
             (KeyValue::Bytea(b"\x00\xabZ"), "00ab5a"),
@@ -283,10 +271,7 @@ mod tests {
     #[test]
     fn equal_values_of_the_number_and_time_families_have_equal_text() {
         assert_eq!(text(KeyValue::Integer(7)), text(KeyValue::Numeric("7.000")));
-        assert_eq!(
-            text(KeyValue::Date(100)),
-            text(KeyValue::Timestamp(100 * 86_400_000_000))
-        );
+        assert_eq!(text(KeyValue::Date(100)), text(KeyValue::Timestamp(100 * 86_400_000_000)));
     }
 
     #[test]

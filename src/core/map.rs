@@ -152,14 +152,7 @@ impl KeyspaceMap {
             Strategy::Range(order) => Rule::Range(Directory::new(order, ranges)),
         };
         let by_name = names.iter().map(|s| (s.name.clone(), s.number)).collect();
-        Ok(Self {
-            name: spec.name,
-            version: spec.version,
-            shards,
-            by_name,
-            pins,
-            rule,
-        })
+        Ok(Self { name: spec.name, version: spec.version, shards, by_name, pins, rule })
     }
 
     /// Returns the shard that owns a key.
@@ -171,9 +164,7 @@ impl KeyspaceMap {
     /// [`RouteError::NotAnInteger`]: the ranges are ordered as integers and the key is none.
     pub fn owner(&self, canonical: &[u8]) -> Result<ShardNumber, RouteError> {
         let by_digest = match &self.rule {
-            Rule::Range(directory) if self.pins.is_empty() => {
-                return self.owner_by_range(directory, canonical)
-            }
+            Rule::Range(directory) if self.pins.is_empty() => return self.owner_by_range(directory, canonical),
             _ => md5_u128(canonical),
         };
         if let Some(shard) = self.pins.owner(by_digest, canonical) {
@@ -184,9 +175,7 @@ impl KeyspaceMap {
             Rule::Modulo(shards) => shards.get(remainder(by_digest, shards.len())).copied(),
             Rule::Range(directory) => return self.owner_by_range(directory, canonical),
         }
-        .ok_or_else(|| RouteError::NoActiveShard {
-            keyspace: self.name.clone(),
-        })
+        .ok_or_else(|| RouteError::NoActiveShard { keyspace: self.name.clone() })
     }
 
     /// Returns the shard that owns a position of the ring, pins aside; nothing under another strategy or for no points.
@@ -198,11 +187,7 @@ impl KeyspaceMap {
         }
     }
 
-    fn owner_by_range(
-        &self,
-        directory: &Directory,
-        canonical: &[u8],
-    ) -> Result<ShardNumber, RouteError> {
+    fn owner_by_range(&self, directory: &Directory, canonical: &[u8]) -> Result<ShardNumber, RouteError> {
         directory.owner(canonical).map_err(|miss| {
             let keyspace = self.name.clone();
             let key = String::from_utf8_lossy(canonical).into_owned();
@@ -236,6 +221,7 @@ impl KeyspaceMap {
     }
 
     /// Returns the shards, in ascending order of their numbers.
+    #[must_use]
     pub fn shards(&self) -> impl ExactSizeIterator<Item = &Shard> + Clone {
         self.shards.iter()
     }
@@ -255,23 +241,15 @@ impl KeyspaceMap {
     /// Returns the shard of a number. O(log shards), no allocation.
     #[must_use]
     pub fn shard(&self, number: ShardNumber) -> Option<&Shard> {
-        let at = self
-            .shards
-            .binary_search_by_key(&number, |shard| shard.number)
-            .ok()?;
+        let at = self.shards.binary_search_by_key(&number, |shard| shard.number).ok()?;
         self.shards.get(at)
     }
 
     /// Returns the shard of a name. O(log shards), no allocation.
     #[must_use]
     pub fn shard_by_name(&self, name: &str) -> Option<&Shard> {
-        let at = self
-            .by_name
-            .binary_search_by(|(known, _)| known.as_str().cmp(name))
-            .ok()?;
-        self.by_name
-            .get(at)
-            .and_then(|(_, number)| self.shard(*number))
+        let at = self.by_name.binary_search_by(|(known, _)| known.as_str().cmp(name)).ok()?;
+        self.by_name.get(at).and_then(|(_, number)| self.shard(*number))
     }
 
     /// Returns the ring's points in ascending order of their tokens; none under another strategy.
@@ -289,9 +267,7 @@ impl KeyspaceMap {
             Rule::Ring(ring) => Some(ring),
             Rule::Modulo(_) | Rule::Range(_) => None,
         };
-        ring.into_iter()
-            .flat_map(Ring::arcs)
-            .map(|(after, point)| (distance(after, point.token), point.shard))
+        ring.into_iter().flat_map(Ring::arcs).map(|(after, point)| (distance(after, point.token), point.shard))
     }
 
     pub(crate) fn rule(&self) -> &Rule {

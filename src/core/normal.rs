@@ -36,10 +36,7 @@ pub fn density(x: f64) -> f64 {
 
 /// Coefficients in ascending order.
 fn polynomial(coefficients: &[f64; 8], x: f64) -> f64 {
-    coefficients
-        .iter()
-        .rev()
-        .fold(0.0, |sum, coefficient| sum * x + coefficient)
+    coefficients.iter().rev().fold(0.0, |sum, coefficient| sum * x + coefficient)
 }
 
 const CENTRE_A: [f64; 8] = [
@@ -117,10 +114,7 @@ mod tests {
             (1e-9, 5.997_807_015_007_686_5),
             (1e-20, 9.262_340_089_798_408),
         ] {
-            assert!(
-                (quantile_of_tail(tail) - want).abs() < 1e-14 * want.abs().max(1.0),
-                "tail={tail}"
-            );
+            assert!((quantile_of_tail(tail) - want).abs() < 1e-14 * want.abs().max(1.0), "tail={tail}");
         }
     }
 }

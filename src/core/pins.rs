@@ -20,11 +20,7 @@ pub(crate) struct Pins(Vec<Pin>);
 impl Pins {
     pub(crate) fn build<'a>(pins: impl Iterator<Item = (&'a str, ShardNumber)>) -> Self {
         let mut pins: Vec<Pin> = pins
-            .map(|(key, shard)| Pin {
-                digest: md5_u128(key.as_bytes()),
-                key: key.as_bytes().into(),
-                shard,
-            })
+            .map(|(key, shard)| Pin { digest: md5_u128(key.as_bytes()), key: key.as_bytes().into(), shard })
             .collect();
         pins.sort_unstable_by(|a, b| (a.digest, &a.key).cmp(&(b.digest, &b.key)));
         Self(pins)
@@ -37,11 +33,7 @@ impl Pins {
     /// Returns the shard of a pinned key. O(log pins), no allocation.
     pub(crate) fn owner(&self, digest: u128, canonical: &[u8]) -> Option<ShardNumber> {
         let first = self.0.partition_point(|pin| pin.digest < digest);
-        let mut same = self
-            .0
-            .get(first..)?
-            .iter()
-            .take_while(|pin| pin.digest == digest);
+        let mut same = self.0.get(first..)?.iter().take_while(|pin| pin.digest == digest);
         same.find(|pin| *pin.key == *canonical).map(|pin| pin.shard)
     }
 

@@ -109,9 +109,7 @@ impl Directory {
     /// Returns the shard whose range holds the key. O(log ranges), no allocation.
     pub(crate) fn owner(&self, canonical: &[u8]) -> Result<ShardNumber, Miss> {
         let key = match self.order {
-            RangeOrder::Integer => {
-                Key::Integer(parse_integer(canonical).ok_or(Miss::NotAnInteger)?)
-            }
+            RangeOrder::Integer => Key::Integer(parse_integer(canonical).ok_or(Miss::NotAnInteger)?),
             RangeOrder::Bytes => Key::Bytes(canonical),
         };
         self.find(key).ok_or(Miss::NotCovered)
@@ -121,25 +119,15 @@ impl Directory {
     pub(crate) fn owner_from(&self, bound: Option<&Bound>) -> Option<ShardNumber> {
         match bound {
             Some(bound) => self.find(bound.key()),
-            None => self
-                .ranges
-                .first()
-                .filter(|range| range.lower.is_none())
-                .map(|range| range.shard),
+            None => self.ranges.first().filter(|range| range.lower.is_none()).map(|range| range.shard),
         }
     }
 
     fn find(&self, key: Key<'_>) -> Option<ShardNumber> {
         let above = |bound: &Bound| bound.cmp_key(key) == Ordering::Greater;
-        let after = self
-            .ranges
-            .partition_point(|range| !range.lower.as_ref().is_some_and(above));
+        let after = self.ranges.partition_point(|range| !range.lower.as_ref().is_some_and(above));
         let range = self.ranges.get(after.checked_sub(1)?)?;
-        range
-            .upper
-            .as_ref()
-            .is_none_or(above)
-            .then_some(range.shard)
+        range.upper.as_ref().is_none_or(above).then_some(range.shard)
     }
 }
 
@@ -149,9 +137,5 @@ fn parse_integer(canonical: &[u8]) -> Option<i64> {
 
 /// Returns a range as text, `[lower, upper)`.
 pub(crate) fn range_text(lower: Option<&str>, upper: Option<&str>) -> String {
-    format!(
-        "[{}, {})",
-        lower.unwrap_or("-infinity"),
-        upper.unwrap_or("infinity")
-    )
+    format!("[{}, {})", lower.unwrap_or("-infinity"), upper.unwrap_or("infinity"))
 }

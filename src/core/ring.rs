@@ -41,11 +41,7 @@ impl Ring {
         keys.dedup_by_key(|key| *key >> 32);
         let points: Vec<Point> = keys.iter().map(|key| point(*key)).collect();
         let (starts, shift) = index(&points);
-        Self {
-            points,
-            starts,
-            shift,
-        }
+        Self { points, starts, shift }
     }
 
     /// Returns the shard that owns position `token`, or nothing if the ring has no points.
@@ -53,28 +49,20 @@ impl Ring {
     /// `token`: from [`crate::hash`], never the raw key. A shard owns `(previous, own]`; past the last point the ring
     /// wraps to the first. O(1) expected for tokens that are spread evenly, O(log points) always; no allocation.
     ///
-    /// Source: Karger et al., STOC 1997; the index is a bucket a point over the token's high bits.
+    /// Source: Karger et al., STOC 1997; the index over the token's high bits has a bucket for about three points.
     #[must_use]
     pub fn owner(&self, token: Token) -> Option<ShardNumber> {
         let bucket = (token.0 >> self.shift) as usize;
         let low = *self.starts.get(bucket)? as usize;
         let high = *self.starts.get(bucket + 1)? as usize;
-        let within = self
-            .points
-            .get(low..high)?
-            .partition_point(|point| point.token < token);
-        self.points
-            .get(low + within)
-            .or(self.points.first())
-            .map(|point| point.shard)
+        let within = self.points.get(low..high)?.partition_point(|point| point.token < token);
+        self.points.get(low + within).or(self.points.first()).map(|point| point.shard)
     }
 
     /// Returns each point with the token before it: its shard owns `(previous, own]`.
     pub(crate) fn arcs(&self) -> impl Iterator<Item = (Token, Point)> + '_ {
         let before = self.points.last().into_iter().chain(&self.points);
-        before
-            .map(|point| point.token)
-            .zip(self.points.iter().copied())
+        before.map(|point| point.token).zip(self.points.iter().copied())
     }
 
     /// Returns the points in ascending order of their tokens.
@@ -86,10 +74,7 @@ impl Ring {
 
 #[allow(clippy::cast_possible_truncation)] // takes the key apart again
 fn point(key: u64) -> Point {
-    Point {
-        token: Token((key >> 32) as u32),
-        shard: ShardNumber(key as u16),
-    }
+    Point { token: Token((key >> 32) as u32), shard: ShardNumber(key as u16) }
 }
 
 /// Returns the length of the arc `(from, to]`: the whole ring if they are one position.
@@ -100,18 +85,16 @@ pub(crate) fn distance(from: Token, to: Token) -> u64 {
     }
 }
 
+/// Small enough to stay in the cache: a bucket for 2 to 4 points.
 fn index(points: &[Point]) -> (Vec<u32>, u32) {
-    let bits = points.len().next_power_of_two().ilog2().clamp(1, 20);
+    let bits = points.len().next_power_of_two().ilog2().saturating_sub(2).clamp(1, 20);
     let shift = 32 - bits;
     let mut starts = Vec::with_capacity((1 << bits) + 1);
     let mut below = 0_u32;
     let mut rest = points.iter().peekable();
     for bucket in 0..1_u32 << bits {
         starts.push(below);
-        while rest
-            .next_if(|point| point.token.0 >> shift <= bucket)
-            .is_some()
-        {
+        while rest.next_if(|point| point.token.0 >> shift <= bucket).is_some() {
             below += 1;
         }
     }
@@ -145,16 +128,9 @@ mod tests {
     #[test]
     fn owners_at_the_edges() {
         let ring = Ring::build([(A, &[10_u32, 30][..]), (B, &[30, 0x8000_0000][..])].into_iter());
-        for (token, want) in [
-            (0, A),
-            (10, A),
-            (11, A),
-            (30, A),
-            (31, B),
-            (0x8000_0000, B),
-            (0x8000_0001, A),
-            (u32::MAX, A),
-        ] {
+        for (token, want) in
+            [(0, A), (10, A), (11, A), (30, A), (31, B), (0x8000_0000, B), (0x8000_0001, A), (u32::MAX, A)]
+        {
             assert_eq!(ring.owner(Token(token)), Some(want), "token={token}");
         }
         assert_eq!(Ring::build(std::iter::empty()).owner(Token(0)), None);

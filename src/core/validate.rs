@@ -27,40 +27,22 @@ pub(crate) fn shards(spec: &KeyspaceSpec) -> Result<Vec<&ShardSpec>, MapError> {
             });
         }
         if !shard.weight.is_finite() || shard.weight <= 0.0 {
-            return Err(MapError::BadWeight {
-                keyspace: keyspace(),
-                shard: shard.name.clone(),
-                weight: shard.weight,
-            });
+            return Err(MapError::BadWeight { keyspace: keyspace(), shard: shard.name.clone(), weight: shard.weight });
         }
         if shard.tokens.len() > MAX_TOKENS {
             let tokens = shard.tokens.len();
-            return Err(MapError::TooManyTokens {
-                keyspace: keyspace(),
-                shard: shard.name.clone(),
-                tokens,
-            });
+            return Err(MapError::TooManyTokens { keyspace: keyspace(), shard: shard.name.clone(), tokens });
         }
     }
     let mut shards: Vec<&ShardSpec> = spec.shards.iter().collect();
     shards.sort_unstable_by(|a, b| (a.number, &a.name).cmp(&(b.number, &b.name)));
-    if let Some((a, b)) =
-        neighbours(&shards).find(|(a, b)| a.number == b.number && a.name != b.name)
-    {
+    if let Some((a, b)) = neighbours(&shards).find(|(a, b)| a.number == b.number && a.name != b.name) {
         let (first, second) = (a.name.clone(), b.name.clone());
-        return Err(MapError::DuplicateNumber {
-            keyspace: keyspace(),
-            number: a.number,
-            first,
-            second,
-        });
+        return Err(MapError::DuplicateNumber { keyspace: keyspace(), number: a.number, first, second });
     }
     shards.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     if let Some((shard, _)) = neighbours(&shards).find(|(a, b)| a.name == b.name) {
-        return Err(MapError::DuplicateShard {
-            keyspace: keyspace(),
-            shard: shard.name.clone(),
-        });
+        return Err(MapError::DuplicateShard { keyspace: keyspace(), shard: shard.name.clone() });
     }
     Ok(shards)
 }
@@ -78,10 +60,7 @@ pub(crate) fn pins(spec: &KeyspaceSpec, names: &[&ShardSpec]) -> Result<Pins, Ma
     }
     pins.sort_unstable();
     if let Some(((key, _), _)) = neighbours(&pins).find(|(a, b)| a.0 == b.0) {
-        return Err(MapError::DuplicatePin {
-            keyspace: spec.name.clone(),
-            key: (*key).to_owned(),
-        });
+        return Err(MapError::DuplicatePin { keyspace: spec.name.clone(), key: (*key).to_owned() });
     }
     Ok(Pins::build(pins.into_iter()))
 }
@@ -91,11 +70,7 @@ pub(crate) fn ranges(spec: &KeyspaceSpec, names: &[&ShardSpec]) -> Result<Vec<Ke
     let order = match spec.strategy {
         Strategy::Range(order) => order,
         Strategy::Ring | Strategy::Modulo if spec.ranges.is_empty() => return Ok(Vec::new()),
-        Strategy::Ring | Strategy::Modulo => {
-            return Err(MapError::RangesNotAllowed {
-                keyspace: spec.name.clone(),
-            })
-        }
+        Strategy::Ring | Strategy::Modulo => return Err(MapError::RangesNotAllowed { keyspace: spec.name.clone() }),
     };
     let mut ranges = Vec::with_capacity(spec.ranges.len());
     for range in &spec.ranges {
@@ -130,10 +105,7 @@ fn key_range(
         None => Ok(None),
         Some(bound) => Bound::parse(order, bound)
             .map(Some)
-            .ok_or_else(|| MapError::BadBound {
-                keyspace: keyspace(),
-                bound: bound.clone(),
-            }),
+            .ok_or_else(|| MapError::BadBound { keyspace: keyspace(), bound: bound.clone() }),
     };
     let shard = find(names, &range.shard).ok_or_else(|| MapError::UnknownRangeShard {
         keyspace: keyspace(),
@@ -142,25 +114,14 @@ fn key_range(
     })?;
     let (lower, upper) = (bound(&range.lower)?, bound(&range.upper)?);
     if matches!((&lower, &upper), (Some(lower), Some(upper)) if lower >= upper) {
-        return Err(MapError::InvertedRange {
-            keyspace: keyspace(),
-            range: text(range),
-            shard: range.shard.clone(),
-        });
+        return Err(MapError::InvertedRange { keyspace: keyspace(), range: text(range), shard: range.shard.clone() });
     }
-    Ok(KeyRange {
-        lower,
-        upper,
-        shard,
-    })
+    Ok(KeyRange { lower, upper, shard })
 }
 
 fn name(spec: &KeyspaceSpec, name: &str) -> Result<(), MapError> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains('\0') {
-        return Err(MapError::BadName {
-            keyspace: spec.name.clone(),
-            name: name.to_owned(),
-        });
+        return Err(MapError::BadName { keyspace: spec.name.clone(), name: name.to_owned() });
     }
     Ok(())
 }
