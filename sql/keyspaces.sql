@@ -69,9 +69,9 @@ DECLARE
 BEGIN
     PERFORM shardmap._lock_keyspace(name);
     SELECT string_agg(format('table %s', t.relation), ', ' ORDER BY t.relation::text) INTO tables
-      FROM shardmap.logical_table t WHERE t.keyspace = name;
+      FROM shardmap.logical_table t WHERE t.keyspace = $1;
     SELECT string_agg(format('shard "%s"', s.name), ', ' ORDER BY s.number) INTO shards
-      FROM shardmap.shard s WHERE s.keyspace = name;
+      FROM shardmap.shard s WHERE s.keyspace = $1;
     IF tables IS NOT NULL OR shards IS NOT NULL THEN
         RAISE EXCEPTION 'keyspace "%" is in use', name
             USING ERRCODE = 'dependent_objects_still_exist',

@@ -43,7 +43,7 @@ DECLARE
 BEGIN
     IF shards IS NULL AND NOT EXISTS (SELECT FROM shardmap.keyspace AS k WHERE k.name OPERATOR(pg_catalog.=) $2) THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object',
-            MESSAGE = pg_catalog.format('keyspace %I does not exist', $2),
+            MESSAGE = pg_catalog.format('keyspace "%s" does not exist', $2),
             HINT = 'The view shardmap.shards lists shards and keyspaces.';
     END IF;
     RETURN QUERY SELECT r.shard, r.success, r.command, r.result, r.error

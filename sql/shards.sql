@@ -105,8 +105,8 @@ BEGIN
                 ('use_remote_estimate', 'false'), ('user', CURRENT_USER::text)) d (name, value)
          WHERE NOT EXISTS (SELECT FROM given g WHERE g.name = d.name)
     )
-    SELECT string_agg(format('%I %L', c.name, c.value), ', ') FILTER (WHERE c.name <> ALL (secret)),
-           string_agg(format('%I %L', c.name, c.value), ', ') FILTER (WHERE c.name = ANY (secret))
+    SELECT string_agg(format('%I %L', c.name, c.value), ', ' ORDER BY c.name) FILTER (WHERE c.name <> ALL (secret)),
+           string_agg(format('%I %L', c.name, c.value), ', ' ORDER BY c.name) FILTER (WHERE c.name = ANY (secret))
       INTO server_options, mapping_options FROM completed c;
     EXECUTE format('CREATE SERVER %I FOREIGN DATA WRAPPER shardmap_fdw OPTIONS (%s)', name, server_options);
     EXECUTE format('COMMENT ON SERVER %I IS %L', name, 'shard of pg_shardmap');

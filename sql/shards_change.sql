@@ -94,29 +94,40 @@ COMMENT ON FUNCTION shardmap.set_shard_weight(text, double precision) IS 'change
 REVOKE ALL ON FUNCTION shardmap.set_shard_weight(text, double precision) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap.set_shard_weight(text, double precision) TO shardmap_admin;
 
-CREATE FUNCTION shardmap.drain_shard(name text) RETURNS void
+CREATE FUNCTION shardmap.drain_shard(name text, drain boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     shard shardmap.shard := shardmap._find_shard(name);
+    has_rows boolean;
 BEGIN
-    IF shard.state = 'draining' AND cardinality(shard.tokens) = 0 THEN
-        RETURN;
-    ELSIF NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.keyspace = shard.keyspace AND s.name <> $1 AND s.state = 'active') THEN
+    IF shard.state <> (CASE WHEN drain THEN 'active' ELSE 'draining' END) THEN
+        RAISE EXCEPTION 'shard "%" is %', name, shard.state
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                HINT = CASE WHEN drain THEN 'Only an active shard can be drained.' ELSE 'Only a draining shard can be kept.' END;
+    ELSIF drain AND NOT EXISTS (
+        SELECT FROM shardmap.shard s WHERE s.keyspace = shard.keyspace AND s.name <> $1 AND s.state = 'active')
+    THEN
         RAISE EXCEPTION 'shard "%" is the only active shard of keyspace "%"', name, shard.keyspace
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Add another shard first.';
     END IF;
     PERFORM shardmap._lock_tables(shard.keyspace);
-    IF shardmap._keyspace_has_rows(shard.keyspace) THEN
-        PERFORM shardmap._update_shard(name, shard.weight, 'draining', shard.tokens);
-        RAISE NOTICE 'shard "%" keeps what it owns until that is moved away', name;
-    ELSE
+    has_rows := shardmap._keyspace_has_rows(shard.keyspace);
+    IF has_rows THEN
+        PERFORM shardmap._update_shard(name, shard.weight, CASE WHEN drain THEN 'draining' ELSE 'active' END, shard.tokens);
+    ELSIF drain THEN
         PERFORM shardmap._update_shard(name, shard.weight, 'draining', '{}');
+    ELSE
+        PERFORM shardmap._update_shard(name, shard.weight, 'active', shardmap._choose_tokens(
+            shardmap._without_shard(shardmap._keyspace_json(shard.keyspace), name), name, shard.weight));
+    END IF;
+    IF drain AND has_rows THEN
+        RAISE NOTICE 'shard "%" keeps what it owns until that is moved away', name;
     END IF;
 END
 $$;
-COMMENT ON FUNCTION shardmap.drain_shard(text) IS 'marks a shard as one to be emptied; while its keyspace holds no rows, it owns nothing from then on';
-REVOKE ALL ON FUNCTION shardmap.drain_shard(text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap.drain_shard(text) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap.drain_shard(text, boolean) IS 'marks a shard as one to be emptied, or takes the mark back; while its keyspace holds no rows, a draining shard owns nothing';
+REVOKE ALL ON FUNCTION shardmap.drain_shard(text, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.drain_shard(text, boolean) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._check_droppable(shard shardmap.shard) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -163,7 +174,7 @@ REVOKE ALL ON FUNCTION shardmap._check_droppable(shardmap.shard) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._check_droppable(shardmap.shard) TO shardmap_admin;
 
 CREATE FUNCTION shardmap.drop_shard(name text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning AS $$
 DECLARE
     shard shardmap.shard := shardmap._find_shard(name);
     relation regclass;

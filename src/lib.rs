@@ -18,11 +18,17 @@ extension_sql_file!("../sql/shards_check.sql", name = "shards_check", requires =
 extension_sql_file!("../sql/shards.sql", name = "shards", requires = ["shards_check"]);
 extension_sql_file!("../sql/preview.sql", name = "preview", requires = ["shards"]);
 extension_sql_file!("../sql/shards_change.sql", name = "shards_change", requires = ["preview"]);
-extension_sql_file!("../sql/tables_checks.sql", name = "tables_checks", requires = ["shards_change"]);
+extension_sql_file!("../sql/pins.sql", name = "pins", requires = ["shards_change"]);
+extension_sql_file!("../sql/ranges.sql", name = "ranges", requires = ["pins"]);
+extension_sql_file!("../sql/tables_checks.sql", name = "tables_checks", requires = ["ranges"]);
 extension_sql_file!("../sql/tables_ddl.sql", name = "tables_ddl", requires = ["tables_checks"]);
 extension_sql_file!("../sql/tables_local.sql", name = "tables_local", requires = ["tables_ddl"]);
 extension_sql_file!("../sql/tables.sql", name = "tables", requires = ["tables_local"]);
-extension_sql_file!("../sql/stats.sql", name = "stats", requires = ["tables"]);
+extension_sql_file!("../sql/tables_undo.sql", name = "tables_undo", requires = ["tables"]);
+extension_sql_file!("../sql/planning.sql", name = "planning", requires = ["tables_undo"]);
+extension_sql_file!("../sql/export.sql", name = "export", requires = ["planning"]);
+extension_sql_file!("../sql/views.sql", name = "views", requires = ["export"]);
+extension_sql_file!("../sql/stats.sql", name = "stats", requires = ["views"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.
