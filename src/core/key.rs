@@ -1,8 +1,9 @@
 //! Canonical text of keys.
 //!
 //! Decides which text stands for a key. What always holds: keys that are equal by their column's own equality have equal
-//! text, whatever the driver bound them as, and different keys have different text; the text equals what
-//! [`KeyKind::sql`] computes on a shard, byte for byte. Refuses, by having no kind for them, types for which that cannot
+//! text, whatever the driver bound them as; the text equals what [`KeyKind::sql`] computes on a shard, byte for byte.
+//! Different keys have different text, but for times from 294247-01-10 on, which Postgres' `extract` rounds to 0.1 ms:
+//! these keys share a shard and nothing else. Refuses, by having no kind for them, types for which that cannot
 //! be promised (float, jsonb, text of a nondeterministic collation). Read [`crate::hash`] next.
 
 use std::io::Write;
@@ -187,6 +188,8 @@ fn push_epoch(out: &mut Vec<u8>, micros: i64) -> std::io::Result<()> {
     if value < 0 {
         out.push(b'-');
     }
+    // Past the years that fit, extract divides as numeric does: to four decimals.
+    let value = if value < i128::from(i64::MAX) { value } else { (value + 50) / 100 * 100 };
     // |value| < 2^63 + 10^15, which fits.
     let value = u64::try_from(value.unsigned_abs()).unwrap_or(u64::MAX);
     write!(out, "{}", value / MICROS)?;
@@ -258,7 +261,10 @@ mod tests {
             (KeyValue::Timestamp(500_000), "946684800.5"),
             (KeyValue::Timestamp(-10_957 * day - 1), "-0.000001"),
             (KeyValue::Timestamp(-10_957 * day - 1_500_000), "-1.5"),
-            (KeyValue::Timestamptz(9_223_371_331_199_999_999), "9224318015999.999999"),
+            (KeyValue::Timestamp(i64::MAX - 946_684_800_000_001), "9223372036854.775806"),
+            (KeyValue::Timestamp(i64::MAX - 946_684_800_000_000), "9223372036854.7758"),
+            (KeyValue::Timestamp(9_223_371_331_199_999_949), "9224318015999.9999"),
+            (KeyValue::Timestamptz(9_223_371_331_199_999_950), "9224318016000"),
             (KeyValue::Timestamptz(i64::MAX), "Infinity"),
             (KeyValue::Timestamptz(i64::MIN), "-Infinity"),
             (KeyValue::Bytea(b"\x00\xabZ"), "00ab5a"),

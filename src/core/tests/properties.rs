@@ -183,7 +183,7 @@ proptest! {
     fn canonical_text_of_times_and_numbers_is_exact(micros: i64, seconds in -200_000_000_000..9_000_000_000_000_i64, digits in "-?[1-9][0-9]{0,9}(\\.[0-9]{1,9})?") {
         let mut buf = CanonicalBuf::new();
         let text = String::from_utf8(KeyValue::Timestamp(micros).canonical(&mut buf).to_vec()).unwrap();
-        if !matches!(micros, i64::MIN | i64::MAX) {
+        if (i64::MIN + 1..i64::MAX - 946_684_800_000_000).contains(&micros) {
             // Back again: sign, seconds, micros.
             let (sign, plain) = text.strip_prefix('-').map_or((1, &*text), |plain| (-1, plain));
             let (whole, fraction) = plain.split_once('.').unwrap_or((plain, ""));
