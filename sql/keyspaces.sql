@@ -87,3 +87,37 @@ $$;
 COMMENT ON FUNCTION shardmap.drop_keyspace(text) IS 'drops a keyspace that has no shards and no tables';
 REVOKE ALL ON FUNCTION shardmap.drop_keyspace(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap.drop_keyspace(text) TO shardmap_admin;
+
+-- A superuser can write the catalog past the functions: the map must be a map after every statement all the same, and
+-- every session must hear of it. The version stays: only the functions count changes.
+CREATE FUNCTION shardmap._check_direct_change() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF TG_ARGV[0] = 'map' THEN
+        PERFORM shardmap.export_map();
+    END IF;
+    PERFORM shardmap.invalidate_caches();
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_direct_change() IS 'trigger: refuses catalog rows that are no map, and makes all sessions load the map anew';
+REVOKE ALL ON FUNCTION shardmap._check_direct_change() FROM PUBLIC;
+
+CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.keyspace
+    FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('map');
+CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.shard
+    FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('map');
+CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.pin
+    FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('map');
+CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.key_range
+    FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('map');
+CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.logical_table
+    FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('tables');
+CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.key_class
+    FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('tables');
+COMMENT ON TRIGGER check_direct_change ON shardmap.keyspace IS 'keeps the map valid and all sessions informed';
+COMMENT ON TRIGGER check_direct_change ON shardmap.shard IS 'keeps the map valid and all sessions informed';
+COMMENT ON TRIGGER check_direct_change ON shardmap.pin IS 'keeps the map valid and all sessions informed';
+COMMENT ON TRIGGER check_direct_change ON shardmap.key_range IS 'keeps the map valid and all sessions informed';
+COMMENT ON TRIGGER check_direct_change ON shardmap.logical_table IS 'keeps all sessions informed';
+COMMENT ON TRIGGER check_direct_change ON shardmap.key_class IS 'keeps all sessions informed';
