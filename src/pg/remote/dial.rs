@@ -23,8 +23,7 @@ pub struct Dial {
 
 impl Dial {
     pub fn start(target: &Rc<Target>, session: &Session) -> Result<Self> {
-        let conn = Conn::start(&target.parameters(session))
-            .ok_or_else(|| Failure::new(PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY, "out of memory"))?;
+        let conn = Conn::start(&target.parameters(session))?;
         let dial = Self {
             target: Rc::clone(target),
             conn,

@@ -21,7 +21,7 @@ use super::libpq::{Answer, AnswerKind, Conn, TransactionStatus};
 use super::target::{Session, Target};
 use super::wait::{poll_socket, Interest, Patience, WaitSet, Woken};
 
-/// How long a cancelled query may take to end before its connection is cut.
+/// How long to wait for a shard to take a cancel request during COMMIT, before its outcome is waited for again.
 const CANCEL_LIMIT: Duration = Duration::from_secs(1);
 
 /// A connection that is kept.
@@ -43,6 +43,8 @@ pub struct Link {
 pub struct Remote {
     /// The nesting level of the local transaction at which BEGIN was sent; 0: no transaction is open.
     pub begun: Cell<i32>,
+    /// Counts the transactions begun by this backend, so that shards are committed in the order of their first use.
+    pub turn: Cell<u64>,
     /// The levels above it for which a savepoint was set.
     pub savepoints: RefCell<Vec<i32>>,
 }
@@ -94,9 +96,12 @@ impl Link {
     pub fn begin(&self, sql: &CStr) -> Result<Busy<'_>> {
         self.settle()?;
         if self.conn.transaction_status() == TransactionStatus::Active {
-            return Err(Failure::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, "connection to the shard is in use")
-                .hint("Finish reading or copying from the shard before sending it another statement.")
-                .at_shard(&self.target.server));
+            return Err(Failure::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                "connection to the shard is in use",
+            )
+            .hint("Finish reading or copying from the shard before sending it another statement.")
+            .at_shard(&self.target.server));
         }
         let busy = Busy(self);
         if self.conn.send_query(sql) {
@@ -183,8 +188,11 @@ impl Link {
         self.conn.close();
         let server = &self.target.server;
         let failure = if self.transactional {
-            Failure::new(PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE, format!("connection to shard \"{server}\" was lost"))
-                .hint("What this transaction did on the shard is rolled back. Repeat the transaction.")
+            Failure::new(
+                PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE,
+                format!("connection to shard \"{server}\" was lost"),
+            )
+            .hint("What this transaction did on the shard is rolled back. Repeat the transaction.")
         } else {
             let message = format!("connection to shard \"{server}\" was lost before the statement's outcome was known");
             Failure::new(PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN, message)
@@ -194,9 +202,12 @@ impl Link {
     }
 
     fn refuse_copy(&self) -> Failure {
-        Failure::new(PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED, "COPY from or to the client cannot be run on a shard this way")
-            .hint("Use INSERT or SELECT, or COPY the table on the coordinator.")
-            .at_shard(&self.target.server)
+        Failure::new(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "COPY from or to the client cannot be run on a shard this way",
+        )
+        .hint("Use INSERT or SELECT, or COPY the table on the coordinator.")
+        .at_shard(&self.target.server)
     }
 
     /// Passes notices on to the client.
@@ -207,9 +218,11 @@ impl Link {
     /// Sends a clean-up command without waiting for its outcome, from a callback that must not fail. Whatever goes
     /// wrong closes the link.
     pub fn send_quietly(&self, sql: &CString, deadline: Instant) {
+        if !self.owing.get() && self.conn.transaction_status() == TransactionStatus::Active {
+            return self.abandon();
+        }
         self.settle_quietly(deadline);
-        let at_rest = !self.owing.get() && self.conn.transaction_status() != TransactionStatus::Active;
-        if at_rest && self.conn.send_query(sql) && self.conn.flush() == Some(true) {
+        if !self.owing.get() && self.conn.send_query(sql) && self.conn.flush() == Some(true) {
             self.owing.set(true);
         } else {
             self.conn.close();
@@ -237,13 +250,7 @@ impl Link {
     /// Ends a conversation in the middle: cancels the shard's query, gives it a moment to end, and closes. Calls no
     /// function of Postgres, for an error may be on its way up.
     pub fn abandon(&self) {
-        self.conn.start_cancel().wait(CANCEL_LIMIT);
-        let deadline = Instant::now() + CANCEL_LIMIT;
-        while self.conn.is_busy() && poll_socket(self.conn.socket(), Interest::Read, deadline) {
-            if !self.conn.consume() {
-                break;
-            }
-        }
+        Conn::stop(&[&self.conn]);
         self.conn.close();
     }
 }

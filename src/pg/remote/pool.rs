@@ -51,7 +51,10 @@ unsafe extern "C-unwind" fn on_change(_: pg_sys::Datum, _: i32, _: u32) {
 
 /// The links with an open transaction, in the order of their first use.
 pub fn taking_part() -> Vec<Rc<Link>> {
-    POOL.with(|pool| pool.links.borrow().iter().filter(|link| link.in_transaction()).cloned().collect())
+    let taking_part = |pool: &Pool| pool.links.borrow().iter().filter(|link| link.in_transaction()).cloned().collect();
+    let mut links: Vec<Rc<Link>> = POOL.with(|pool| taking_part(pool));
+    links.sort_unstable_by_key(|link| link.remote.turn.get());
+    links
 }
 
 /// Drops the links that are closed and take no part in the transaction.
@@ -132,7 +135,9 @@ impl Connection {
         loop {
             let (link, reused) = link(&target, transactional)?;
             if target.needs_password && !link.conn.used_password() {
-                return Err(password_required("The shard let this user in without asking for the password.").at_shard(server));
+                return Err(
+                    password_required("The shard let this user in without asking for the password.").at_shard(server)
+                );
             }
             if !transactional {
                 return Ok(Self { link });

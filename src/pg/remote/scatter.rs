@@ -24,7 +24,6 @@ use super::wait::{wait_any, Interest};
 const WIDTH: usize = 16;
 /// Rows returned of each shard.
 const MAX_ROWS: usize = 1000;
-const CANCEL_LIMIT: Duration = Duration::from_secs(1);
 
 /// What a statement gave on one shard: its command tag, and its rows, if it returns rows, as a JSON array.
 pub struct Outcome {
@@ -130,7 +129,9 @@ impl Talk<'_> {
         while !conn.is_busy() {
             let Some(answer) = conn.next_answer() else {
                 pass_on(self.shard, conn.take_notices());
-                let State::Talking(_, collected) = std::mem::replace(&mut self.state, State::Over) else { return Ok(None) };
+                let State::Talking(_, collected) = std::mem::replace(&mut self.state, State::Over) else {
+                    return Ok(None);
+                };
                 return collected.done().map(Some);
             };
             if answer.kind() == AnswerKind::Error && !conn.is_ok() {
@@ -143,7 +144,8 @@ impl Talk<'_> {
     }
 
     fn lost(&self, said: &str) -> Failure {
-        let message = format!("connection to shard \"{}\" was lost before the statement's outcome was known", self.shard);
+        let message =
+            format!("connection to shard \"{}\" was lost before the statement's outcome was known", self.shard);
         Failure::new(PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN, message)
             .detail(said)
             .hint("The statement may have taken effect. Look at the shard before repeating it.")
@@ -171,7 +173,9 @@ impl Collected {
             self.rows.clear();
         }
         match answer.kind() {
-            AnswerKind::Error => self.failure = self.failure.take().or_else(|| Some(Failure::from_answer(shard, answer))),
+            AnswerKind::Error => {
+                self.failure = self.failure.take().or_else(|| Some(Failure::from_answer(shard, answer)))
+            }
             AnswerKind::CopyIn | AnswerKind::CopyOut => {
                 return Err(Failure::new(
                     PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
@@ -218,8 +222,6 @@ impl Drop for Running<'_> {
             State::Talking(conn, _) if conn.transaction_status() == TransactionStatus::Active => Some(conn),
             _ => None,
         });
-        let requests: Vec<_> = active.map(Conn::start_cancel).collect();
-        requests.into_iter().for_each(|request| request.wait(CANCEL_LIMIT));
+        Conn::stop(&active.collect::<Vec<_>>());
     }
 }
-

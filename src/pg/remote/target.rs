@@ -166,7 +166,8 @@ fn is_false(value: &CStr) -> bool {
 
 /// Source: libpq: seconds; zero, negative or no number waits for ever, 1 is taken as 2; it counts for each host.
 fn connect_timeout(options: &[(String, CString)]) -> Option<Duration> {
-    let value = |wanted| options.iter().rev().find(|(name, _)| name == wanted).map(|(_, value)| value.to_string_lossy());
+    let value =
+        |wanted| options.iter().rev().find(|(name, _)| name == wanted).map(|(_, value)| value.to_string_lossy());
     let hosts = value("hostaddr").or_else(|| value("host")).map_or(1, |hosts| hosts.split(',').count() as u32);
     let one = match value("connect_timeout") {
         None => CONNECT_TIMEOUT,

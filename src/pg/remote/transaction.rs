@@ -19,17 +19,18 @@ use super::failure::{guard, Failure, Result};
 use super::libpq::{cancel_running, TransactionStatus};
 use super::link::Link;
 use super::pool;
+use super::wait::forget_cancel;
 
 /// How long the abort of a transaction waits for the shards to say that they have rolled back. They do so in any case.
 const ROLLBACK_LIMIT: Duration = Duration::from_millis(500);
 /// How long a COMMIT goes on after a cancel before its outcome is given up as unknown.
 const COMMIT_GRACE: Duration = Duration::from_secs(10);
-/// How long a backend that terminates waits for its shards to take the cancel request.
-const EXIT_LIMIT: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// A shard takes part in the local transaction; else the callbacks have nothing to do.
     static TAKING_PART: Cell<bool> = const { Cell::new(false) };
+    /// The shards' transactions begun so far.
+    static TURN: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Registers the callbacks.
@@ -67,6 +68,8 @@ pub fn enter(link: &Link) -> Result<()> {
     let (begun, level) = (link.remote.begun.get(), level());
     if begun == 0 {
         link.run(&begin_statement())?;
+        TURN.set(TURN.get() + 1);
+        link.remote.turn.set(TURN.get());
         link.remote.begun.set(level);
         TAKING_PART.set(true);
         return Ok(());
@@ -152,10 +155,12 @@ fn commit() -> Result<()> {
         link.remote.savepoints.borrow_mut().clear();
         committed.push(&link.target.server);
     }
+    TAKING_PART.set(false);
+    // A cancel comes too late now: it must not roll back here what the shards have committed.
+    forget_cancel();
     for link in &links {
         link.tell_notices();
     }
-    TAKING_PART.set(false);
     Ok(())
 }
 
@@ -173,10 +178,13 @@ fn commit_one(link: &Link) -> Result<()> {
         .at_shard(server)),
         Err(failure) if link.is_open() => Err(failure),
         Err(failure) => {
-            let message = format!("connection to shard \"{server}\" was lost during COMMIT, whose outcome there is unknown");
+            let message =
+                format!("connection to shard \"{server}\" was lost during COMMIT, whose outcome there is unknown");
             Err(Failure::new(PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN, message)
                 .detail(failure.detail.unwrap_or_default())
-                .hint("The transaction may be committed on the shard; it is rolled back here. Look before repeating it.")
+                .hint(
+                    "The transaction may be committed on the shard; it is rolled back here. Look before repeating it.",
+                )
                 .at_shard(server))
         }
     }
@@ -202,7 +210,7 @@ fn partly(failure: Failure, committed: &[&str], failed: &Link, open: &[&str]) ->
 /// Rolls back on every shard. All are told before the first is waited for.
 fn abort() {
     // Nothing runs here unless the backend is terminating: an error has ended what ran while it came up.
-    cancel_running(EXIT_LIMIT);
+    cancel_running();
     if !TAKING_PART.replace(false) {
         return;
     }
@@ -260,7 +268,6 @@ fn release(links: &[Rc<Link>], level: i32) -> Result<()> {
 
 /// The savepoint of `level` is rolled back here.
 fn roll_back_to(links: &[Rc<Link>], level: i32) {
-    cancel_running(EXIT_LIMIT);
     let deadline = Instant::now() + ROLLBACK_LIMIT;
     for link in links {
         if link.remote.begun.get() >= level {

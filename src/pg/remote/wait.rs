@@ -126,29 +126,39 @@ pub fn interrupted() -> bool {
     unsafe { pg_sys::QueryCancelPending != 0 || pg_sys::ProcDiePending != 0 }
 }
 
+/// Drops a cancel of the statement that has not been acted on.
+pub fn forget_cancel() {
+    // SAFETY: a flag that signal handlers set and the main thread clears.
+    unsafe { pg_sys::QueryCancelPending = 0 }
+}
+
+/// A cancel is passed on to a committing shard again after this long: it may have come before the COMMIT.
+const AGAIN: Duration = Duration::from_millis(300);
+
 /// How a wait takes a cancel.
 pub enum Patience {
     /// At once, by an error.
     Interruptible,
     /// A commit is under way, and its outcome is worth waiting for: the wait goes on for this long after the cancel.
-    Commit { grace: Duration, since: Option<Instant> },
+    Commit { grace: Duration, since: Option<Instant>, told: Option<Instant> },
 }
 
 impl Patience {
     pub fn commit(grace: Duration) -> Self {
-        Self::Commit { grace, since: None }
+        Self::Commit { grace, since: None, told: None }
     }
 
-    /// Acts on what may have happened while waiting. `Ok(true)`: a cancel was noticed just now. `Err`: no more patience.
+    /// Acts on what may have happened while waiting. `Ok(true)`: pass the cancel on to the shard. `Err`: no more patience.
     pub fn check(&mut self) -> Result<bool, ()> {
         match self {
             Self::Interruptible => {
                 pgrx::check_for_interrupts!();
                 Ok(false)
             }
-            Self::Commit { grace, since: Some(since) } if since.elapsed() >= *grace => Err(()),
-            Self::Commit { since: since @ None, .. } if interrupted() => {
-                *since = Some(Instant::now());
+            Self::Commit { grace, since: Some(since), .. } if since.elapsed() >= *grace => Err(()),
+            Self::Commit { since, told, .. } if interrupted() && told.is_none_or(|told| told.elapsed() >= AGAIN) => {
+                *told = Some(Instant::now());
+                since.get_or_insert_with(Instant::now);
                 Ok(true)
             }
             Self::Commit { .. } => Ok(false),
@@ -158,7 +168,7 @@ impl Patience {
     /// How long to wait before the next check.
     pub fn limit(&self) -> Option<Duration> {
         match self {
-            Self::Commit { grace, since: Some(since) } => Some(grace.saturating_sub(since.elapsed())),
+            Self::Commit { grace, since: Some(since), .. } => Some(grace.saturating_sub(since.elapsed()).min(AGAIN)),
             _ => None,
         }
     }

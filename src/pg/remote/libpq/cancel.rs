@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::ffi::{c_char, c_int};
 use std::ptr;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{pq, PGcancel, PGconn};
+use crate::pg::remote::wait::{poll_socket, Interest};
 
 thread_local! {
     /// Every open connection of this backend, for [`cancel_running`].
@@ -21,14 +22,48 @@ pub(super) fn closing(conn: *mut PGconn) {
     OPEN.with_borrow_mut(|open| open.retain(|other| *other != conn));
 }
 
-/// Sends a cancel request for every connection that runs a query, and waits up to `limit` for each.
-pub fn cancel_running(limit: Duration) {
-    let running: Vec<Cancelling> = OPEN.with_borrow(|open| {
-        // SAFETY: connections leave the list before they are freed.
-        let running = open.iter().filter(|conn| unsafe { (pq().PQtransactionStatus)(**conn) } == 1);
-        running.map(|conn| start(*conn)).collect()
-    });
-    running.into_iter().for_each(|request| request.wait(limit));
+/// The longest that [`stop`] takes.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+/// The first pause between two requests; each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Stops whatever runs on any connection, because the backend is about to exit.
+pub fn cancel_running() {
+    // SAFETY: connections leave the list before they are freed.
+    let active = |conn: &*mut PGconn| unsafe { (pq().PQtransactionStatus)(*conn) } == 1;
+    stop(OPEN.with_borrow(|open| open.iter().copied().filter(active).collect()));
+}
+
+/// Cancels what runs on these connections until each has an outcome to be read, or [`STOP_LIMIT`] is over.
+///
+/// One request is not enough: a shard that has not yet begun with a statement takes no notice of it, and would run the
+/// statement to its end even after its connection is closed. Calls no function of Postgres.
+pub(super) fn stop(mut conns: Vec<*mut PGconn>) {
+    let deadline = Instant::now() + STOP_LIMIT;
+    let mut pause = FIRST_PAUSE;
+    while !conns.is_empty() && Instant::now() < deadline {
+        let requests: Vec<_> = conns.iter().map(|conn| start(*conn)).collect();
+        requests.into_iter().for_each(|request| request.wait(deadline.saturating_duration_since(Instant::now())));
+        let until = (Instant::now() + pause).min(deadline);
+        conns.retain(|conn| is_busy_until(*conn, until));
+        pause *= 2;
+    }
+}
+
+/// Reads until there is an outcome. `true`: there was none in time.
+fn is_busy_until(conn: *mut PGconn, until: Instant) -> bool {
+    // SAFETY: live connections, or null, for which libpq answers that they are not busy.
+    unsafe {
+        while (pq().PQisBusy)(conn) == 1 {
+            if !poll_socket((pq().PQsocket)(conn), Interest::Read, until) {
+                return true;
+            }
+            if (pq().PQconsumeInput)(conn) == 0 {
+                return false;
+            }
+        }
+    }
+    false
 }
 
 /// A cancel request on its way. It has a thread of its own because `PQcancel` connects, and to a host that is gone

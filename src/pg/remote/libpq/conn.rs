@@ -4,7 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void, CStr, CString};
 use std::ptr;
 
+use pgrx::{pg_sys, PgSqlErrorCode};
+
 use super::{cancel, owned, pq, Answer, Cancelling, PGconn, PGresult};
+use crate::pg::error::Refusal;
 
 /// What `PQconnectPoll` wants next.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,25 +46,37 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// Begins to connect. `None`: out of memory. Call [`load`] first.
-    pub fn start(params: &[(CString, CString)]) -> Option<Self> {
+    /// Begins to connect. Call [`super::load`] first.
+    ///
+    /// # Errors
+    /// 53000: this process has no file descriptor left. 53200: out of memory.
+    pub fn start(params: &[(CString, CString)]) -> Result<Self, Refusal> {
         let mut names: Vec<_> = params.iter().map(|(name, _)| name.as_ptr()).collect();
         let mut values: Vec<_> = params.iter().map(|(_, value)| value.as_ptr()).collect();
         names.push(ptr::null());
         values.push(ptr::null());
         let notices = Box::new(RefCell::new(Vec::new()));
+        // SAFETY: only counts. Given back in `close`.
+        if !unsafe { pg_sys::AcquireExternalFD() } {
+            return Err(Refusal::new(
+                PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
+                "too many connections to shards in one session",
+            )
+            .hint("Raise max_files_per_process, and the operating system's limit on open files."));
+        }
         // SAFETY: both arrays end with null; libpq copies the strings. The receiver's argument lives in a Box that
         // outlives the connection.
         let raw = unsafe {
             let raw = (pq().PQconnectStartParams)(names.as_ptr(), values.as_ptr(), 0);
             if raw.is_null() {
-                return None;
+                pg_sys::ReleaseExternalFD();
+                return Err(Refusal::new(PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY, "out of memory"));
             }
             (pq().PQsetNoticeReceiver)(raw, keep_notice, ptr::from_ref(&*notices).cast_mut().cast());
             raw
         };
         cancel::opened(raw);
-        Some(Self { raw: Cell::new(raw), notices })
+        Ok(Self { raw: Cell::new(raw), notices })
     }
 
     pub fn poll_connect(&self) -> Poll {
@@ -83,8 +98,11 @@ impl Conn {
         let raw = self.raw.replace(ptr::null_mut());
         if !raw.is_null() {
             cancel::closing(raw);
-            // SAFETY: taken out of the cell, so freed once.
-            unsafe { (pq().PQfinish)(raw) }
+            // SAFETY: taken out of the cell, so freed once. The count was taken in `start`; it raises no error.
+            unsafe {
+                (pq().PQfinish)(raw);
+                pg_sys::ReleaseExternalFD();
+            }
         }
     }
 
@@ -187,6 +205,11 @@ impl Conn {
 
     pub fn take_notices(&self) -> Vec<Notice> {
         self.notices.take()
+    }
+
+    /// Cancels what these connections run, all at once, and gives it a moment to end.
+    pub fn stop(conns: &[&Self]) {
+        cancel::stop(conns.iter().map(|conn| conn.raw.get()).collect());
     }
 
     /// Asks the shard to cancel what this connection runs.

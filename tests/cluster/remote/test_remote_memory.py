@@ -1,0 +1,51 @@
+"""Many calls, good and bad, hold memory and file descriptors flat."""
+
+import os
+
+import pytest
+from psycopg import errors
+from remote_place import SLEEP, everywhere, execute
+
+
+def memory(pid):
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return int(fields["RssAnon"].split()[0]), len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_ten_thousand_calls_hold_memory_flat(conn):
+    def some(count):
+        conn.execute("DO $$ BEGIN FOR i IN 1 .. %s LOOP"
+                     " PERFORM * FROM shardmap.remote_rows('shard-0', 'SELECT pg_catalog.repeat(''x'', 10000)');"
+                     " BEGIN PERFORM shardmap.remote_execute('shard-0', 'SELECT 1/0');"
+                     " EXCEPTION WHEN division_by_zero THEN NULL; END;"
+                     " END LOOP; END $$" % count)
+        for _ in range(count // 10):
+            execute(conn, "SELECT 1")
+            execute(conn, "SELECT 1", transactional=False)
+            with pytest.raises(errors.DivisionByZero):
+                execute(conn, "SELECT 1/0")
+
+    some(500)
+    before = memory(conn.info.backend_pid)
+    some(5000)
+    after = memory(conn.info.backend_pid)
+    assert after[0] - before[0] < 1024, f"{before} kB before, {after} kB after"
+    assert after[1] <= before[1] + 3
+
+
+def test_lost_connections_hold_memory_flat(place, conn):
+    def some(count):
+        for _ in range(count):
+            everywhere(conn, "SELECT 1")
+            conn.execute("SET statement_timeout = '5ms'")
+            with pytest.raises(errors.QueryCanceled):
+                execute(conn, SLEEP)
+            conn.execute("RESET statement_timeout")
+
+    some(30)
+    before = memory(conn.info.backend_pid)
+    some(100)
+    after = memory(conn.info.backend_pid)
+    assert after[0] - before[0] < 1024, f"{before} kB before, {after} kB after"
+    assert after[1] <= before[1] + 3
