@@ -1,16 +1,18 @@
 //! The table of statements that asked every shard.
 //!
-//! Decides which statements are kept: all, until the table is full; then the twentieth part that ran least often goes,
-//! and among equals what was not seen for longest. What always holds: a statement's figures are added under the shared
+//! Decides which statements are kept: all, until the table is full; then those of dropped databases go, and if there are
+//! none, the twentieth part that ran least often, and among equals what was not seen for longest. What always holds: a statement's figures are added under the shared
 //! lock by atomics, so that sessions do not wait for each other; a new or changed text takes the exclusive lock. The
 //! figures of one row are therefore not of exactly the same moment. Texts are cut to their bounds, but the fingerprint is
 //! that of the whole text. Read next: `shared.rs` for the lock.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use shardmap_core::statistics::FanoutQuery;
 
 use super::shared::{Shared, Text};
+use super::sweep;
 
 const RELAXED: Ordering = Ordering::Relaxed;
 
@@ -145,6 +147,9 @@ pub fn record(shared: &Shared, key: Key, call: &Call) {
             }
         }
     }
+    if shared.free.load(RELAXED) == 0 {
+        sweep::sweep(shared);
+    }
     let _lock = shared.exclusive();
     if let Some(entry) = find(shared, key) {
         entry.describe(call);
@@ -190,15 +195,25 @@ pub fn all(shared: &Shared, database: Option<u32>) -> Vec<FanoutQuery> {
     shared.entries().iter().filter(|entry| entry.calls.load(RELAXED) > 0).filter(wanted).map(Entry::load).collect()
 }
 
-/// Forgets the statements of one database.
-pub fn reset(shared: &Shared, database: u32, now: i64) {
-    let _lock = shared.exclusive();
+/// The databases that have statements. The caller holds the lock.
+pub fn databases(shared: &Shared) -> impl Iterator<Item = u32> + '_ {
+    shared.entries().iter().filter(|entry| entry.calls.load(RELAXED) > 0).map(|entry| entry.database.load(RELAXED))
+}
+
+/// Forgets the statements of some databases. The caller holds the exclusive lock.
+pub fn forget(shared: &Shared, databases: &BTreeSet<u32>) {
     for (at, entry) in shared.entries().iter().enumerate() {
-        if entry.calls.load(RELAXED) > 0 && entry.database.load(RELAXED) == database {
+        if entry.calls.load(RELAXED) > 0 && databases.contains(&entry.database.load(RELAXED)) {
             release(shared, at);
         }
     }
     reindex(shared);
+}
+
+/// Forgets the statements of one database.
+pub fn reset(shared: &Shared, database: u32, now: i64) {
+    let _lock = shared.exclusive();
+    forget(shared, &BTreeSet::from([database]));
     shared.fanout_since.store(now, RELAXED);
 }
 

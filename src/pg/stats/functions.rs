@@ -40,6 +40,16 @@ fn may_read(owner: u32) -> bool {
     }
 }
 
+/// A text in the database's encoding. Statistics hold UTF-8; elsewhere a letter beyond ASCII shows as a question mark.
+fn shown(text: String) -> String {
+    // SAFETY: reads a variable of the session.
+    let encoding = unsafe { pg_sys::GetDatabaseEncoding() } as u32;
+    if text.is_ascii() || [pg_sys::pg_enc::PG_UTF8, pg_sys::pg_enc::PG_SQL_ASCII].contains(&encoding) {
+        return text;
+    }
+    text.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect()
+}
+
 fn timestamp(micros: i64) -> Option<TimestampWithTimeZone> {
     TimestampWithTimeZone::try_from(micros).ok()
 }
@@ -96,13 +106,13 @@ fn stats_fanout_queries() -> TableIterator<
         .unwrap_or_default()
         .into_iter()
         .map(|query| {
-            let shown = may_read(query.user);
+            let readable = may_read(query.user);
             (
                 pg_sys::Oid::from(query.user),
-                shown.then_some(bigint(query.fingerprint)),
-                Some(if shown { query.text } else { "<insufficient privilege>".into() }),
-                shown.then_some(query.tables),
-                shown.then_some(query.reason),
+                readable.then_some(bigint(query.fingerprint)),
+                Some(if readable { shown(query.text) } else { "<insufficient privilege>".into() }),
+                readable.then(|| shown(query.tables)),
+                readable.then(|| shown(query.reason)),
                 query.shards as i32,
                 bigint(query.calls),
                 bigint(query.rows),
@@ -131,7 +141,7 @@ fn stats_shards() -> TableIterator<'static, (name!(keyspace, String), name!(numb
     let rows: Vec<_> = counts
         .unwrap_or_default()
         .into_iter()
-        .map(|count| (count.keyspace, i32::from(count.shard), bigint(count.statements)))
+        .map(|count| (shown(count.keyspace), i32::from(count.shard), bigint(count.statements)))
         .collect();
     TableIterator::new(rows)
 }

@@ -3,16 +3,15 @@
 //! Decides nothing about a statement: it is told. What always holds: everything here is a no-op, and the views are
 //! empty, unless the library is in `shared_preload_libraries`; nothing here raises an error in a statement that is being
 //! counted; nothing waits for anything but one short lock (wait event `pg_shardmap_stats`).
-//! Read next: `fanout.rs` and `routing.rs` for the two tables, `file.rs` for what outlives a restart, `functions.rs` for
-//! the SQL side.
+//! Read next: `fanout.rs` and `routing.rs` for the two tables, `sweep.rs` for what dropped databases leave, `file.rs` for
+//! what outlives a restart, `functions.rs` for the SQL side.
 
 mod fanout;
 mod file;
 mod functions;
-#[cfg(any(test, feature = "pg_test"))]
-mod probe;
-mod routing;
-mod shared;
+pub(crate) mod routing;
+pub(crate) mod shared;
+mod sweep;
 
 use std::sync::OnceLock;
 

@@ -2,15 +2,17 @@
 //!
 //! Decides where a statement is counted: in its database's row, and in the row of its database and keyspace. What always
 //! holds: to count is one atomic addition in a row found by a scan of a few words, without lock or allocation; only the
-//! first statement of a database or keyspace takes the lock, to claim a row. A claimed row is never given back, so that
-//! readers need no lock; when all are taken, the rest is counted as uncounted. Read next: `shared.rs`.
+//! first statement of a database or keyspace takes the lock, to claim a row. A row is given back only when its database
+//! is gone; when all are taken, the rest is counted as uncounted. Read next: `shared.rs`, `sweep.rs`.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use shardmap_core::ids::ShardNumber;
 use shardmap_core::statistics::{ShardCount, Step, StepCount};
 
 use super::shared::{Shared, Text};
+use super::sweep;
 
 const RELAXED: Ordering = Ordering::Relaxed;
 const SHARDS: usize = ShardNumber::MAX.0 as usize + 1;
@@ -30,11 +32,12 @@ pub struct KeyspaceRow {
     statements: [AtomicU64; SHARDS],
 }
 
-/// What rows have in common: claimed in order, by a database.
+/// What rows have in common: they are free, or a database's.
 trait Row {
     fn database(&self) -> &AtomicU32;
     fn is(&self, keyspace: &str) -> bool;
-    fn claim(&self, keyspace: &str);
+    fn name(&self, keyspace: &str);
+    fn statements(&self) -> &[AtomicU64];
 }
 
 impl Row for StepRow {
@@ -44,7 +47,10 @@ impl Row for StepRow {
     fn is(&self, _: &str) -> bool {
         true
     }
-    fn claim(&self, _: &str) {}
+    fn name(&self, _: &str) {}
+    fn statements(&self) -> &[AtomicU64] {
+        &self.statements
+    }
 }
 
 impl Row for KeyspaceRow {
@@ -54,28 +60,18 @@ impl Row for KeyspaceRow {
     fn is(&self, keyspace: &str) -> bool {
         self.name.is(keyspace)
     }
-    fn claim(&self, keyspace: &str) {
+    fn name(&self, keyspace: &str) {
         self.name.set(keyspace);
     }
-}
-
-enum Found<'a, R> {
-    At(usize, &'a R),
-    /// Not there; this row is the first free one.
-    Free(&'a R, usize),
-    Full,
-}
-
-fn scan<'a, R: Row>(rows: &'a [R], database: u32, keyspace: &str) -> Found<'a, R> {
-    for (at, row) in rows.iter().enumerate() {
-        // Pairs with the release in `find`: who sees the database sees the name.
-        match row.database().load(Ordering::Acquire) {
-            0 => return Found::Free(row, at),
-            owner if owner == database && row.is(keyspace) => return Found::At(at, row),
-            _ => {}
-        }
+    fn statements(&self) -> &[AtomicU64] {
+        &self.statements
     }
-    Found::Full
+}
+
+/// Whether the row is that of a database and keyspace.
+fn belongs<R: Row>(row: &R, database: u32, keyspace: &str) -> bool {
+    // Pairs with the release in `claim`: who sees the database sees the name.
+    row.database().load(Ordering::Acquire) == database && row.is(keyspace)
 }
 
 /// The row of a database and keyspace, claimed if it is new. `last` remembers where this process found its last one.
@@ -87,37 +83,34 @@ fn find<'a, R: Row>(
     keyspace: &str,
 ) -> Option<&'a R> {
     if let Some(row) = rows.get(last.load(RELAXED)) {
-        if row.database().load(Ordering::Acquire) == database && row.is(keyspace) {
+        if belongs(row, database, keyspace) {
             return Some(row);
         }
     }
-    let found = match scan(rows, database, keyspace) {
-        Found::Free(..) => {
-            let _lock = shared.exclusive();
-            claim(rows, database, keyspace)
-        }
-        found => found,
+    let known = || rows.iter().position(|row| belongs(row, database, keyspace));
+    let claimed = || {
+        let _lock = shared.exclusive();
+        known().or_else(|| claim(rows, database, keyspace))
+    };
+    let is_full = || rows.iter().all(|row| row.database().load(RELAXED) != 0);
+    let found = match known() {
+        Some(at) => Some(at),
+        None if is_full() && !sweep::sweep(shared) => None,
+        None => claimed(),
     };
     match found {
-        Found::At(at, row) | Found::Free(row, at) => {
-            last.store(at, RELAXED);
-            Some(row)
-        }
-        Found::Full => {
-            shared.uncounted.fetch_add(1, RELAXED);
-            None
-        }
+        Some(at) => last.store(at, RELAXED),
+        None => _ = shared.uncounted.fetch_add(1, RELAXED),
     }
+    found.and_then(|at| rows.get(at))
 }
 
-/// Scans once more and takes the first free row. The caller holds the exclusive lock, or is alone.
-fn claim<'a, R: Row>(rows: &'a [R], database: u32, keyspace: &str) -> Found<'a, R> {
-    let found = scan(rows, database, keyspace);
-    if let Found::Free(row, _) = found {
-        row.claim(keyspace);
-        row.database().store(database, Ordering::Release);
-    }
-    found
+/// Takes a free row. The caller holds the exclusive lock, or is alone.
+fn claim<R: Row>(rows: &[R], database: u32, keyspace: &str) -> Option<usize> {
+    let at = rows.iter().position(|row| row.database().load(RELAXED) == 0)?;
+    rows[at].name(keyspace);
+    rows[at].database().store(database, Ordering::Release);
+    Some(at)
 }
 
 pub fn count_step(shared: &Shared, database: u32, step: Step) {
@@ -191,16 +184,41 @@ pub fn reset(shared: &Shared, database: u32, now: i64) {
 
 /// Adds what a file kept. The caller is alone.
 pub fn restore(shared: &Shared, steps: &[StepCount], shards: &[ShardCount]) {
-    for count in steps.iter().filter(|count| count.database != 0) {
-        if let Found::At(_, row) | Found::Free(row, _) = claim(&shared.databases, count.database, "") {
-            row.statements[count.step as usize].store(count.statements, RELAXED);
-        }
+    for count in steps {
+        set(&shared.databases, count.database, "", count.step as usize, count.statements);
     }
-    for count in shards.iter().filter(|count| count.database != 0) {
-        if let Found::At(_, row) | Found::Free(row, _) = claim(&shared.keyspaces, count.database, &count.keyspace) {
-            if let Some(statements) = row.statements.get(usize::from(count.shard)) {
-                statements.store(count.statements, RELAXED);
+    for count in shards {
+        set(&shared.keyspaces, count.database, &count.keyspace, usize::from(count.shard), count.statements);
+    }
+}
+
+fn set<R: Row>(rows: &[R], database: u32, keyspace: &str, at: usize, statements: u64) {
+    if database == 0 {
+        return;
+    }
+    let known = rows.iter().position(|row| belongs(row, database, keyspace));
+    let row = known.or_else(|| claim(rows, database, keyspace)).and_then(|at| rows.get(at));
+    if let Some(counter) = row.and_then(|row| row.statements().get(at)) {
+        counter.store(statements, RELAXED);
+    }
+}
+
+/// The databases that have rows.
+pub fn databases(shared: &Shared) -> impl Iterator<Item = u32> + '_ {
+    let by_step = claimed(&shared.databases, None).map(|row| row.database.load(RELAXED));
+    by_step.chain(claimed(&shared.keyspaces, None).map(|row| row.database.load(RELAXED)))
+}
+
+/// Gives back the rows of some databases. The caller holds the exclusive lock.
+pub fn forget(shared: &Shared, databases: &BTreeSet<u32>) {
+    fn free<R: Row>(rows: &[R], databases: &BTreeSet<u32>) {
+        for row in rows.iter().filter(|row| databases.contains(&row.database().load(RELAXED))) {
+            row.database().store(0, RELAXED);
+            for counter in row.statements() {
+                counter.store(0, RELAXED);
             }
         }
     }
+    free(&shared.databases, databases);
+    free(&shared.keyspaces, databases);
 }

@@ -16,7 +16,7 @@ use super::routing::{KeyspaceRow, StepRow};
 /// Name of the lock as wait event, and of the area.
 const NAME: &std::ffi::CStr = c"pg_shardmap_stats";
 
-/// Databases and pairs of database and keyspace that are counted. A row is never given back: about 530 kB in all.
+/// Databases and pairs of database and keyspace that are counted: about 550 kB in all.
 const DATABASES: usize = 256;
 const KEYSPACES: usize = 64;
 
@@ -39,6 +39,8 @@ pub struct Shared {
     /// When the server began to count, or the last reset of any database: Postgres' microseconds.
     pub fanout_since: AtomicI64,
     pub routing_since: AtomicI64,
+    /// When dropped databases were last looked for.
+    pub swept: AtomicI64,
     pub databases: [StepRow; DATABASES],
     pub keyspaces: [KeyspaceRow; KEYSPACES],
 }
