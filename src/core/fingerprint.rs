@@ -63,10 +63,7 @@ pub fn statement(source: &str, location: i32, length: i32) -> &str {
         Ok(length) if length > 0 => start.saturating_add(length),
         _ => source.len(),
     };
-    source
-        .get(start..end)
-        .unwrap_or(source)
-        .trim_matches([' ', '\t', '\n', '\r', '\u{b}', '\u{c}'])
+    source.get(start..end).unwrap_or(source).trim_matches([' ', '\t', '\n', '\r', '\u{b}', '\u{c}'])
 }
 
 /// Writes the tokens with uniform spacing. Parameters are numbered by rank, then literals on from there.
@@ -87,9 +84,7 @@ fn render(tokens: &[Token<'_>]) -> String {
                 next += 1;
                 next
             }
-            Kind::Parameter => {
-                parameter(token).map_or(0, |n| known.partition_point(|k| *k < n)) + 1
-            }
+            Kind::Parameter => parameter(token).map_or(0, |n| known.partition_point(|k| *k < n)) + 1,
             _ => {
                 text.push_str(token.text);
                 continue;
@@ -104,13 +99,7 @@ fn render(tokens: &[Token<'_>]) -> String {
 /// Returns the number of a parameter; numbers that Postgres would not take are all the greatest.
 fn parameter(token: &Token<'_>) -> Option<u64> {
     match token.kind {
-        Kind::Parameter => Some(
-            token
-                .text
-                .get(1..)
-                .and_then(|digits| digits.parse().ok())
-                .unwrap_or(u64::MAX),
-        ),
+        Kind::Parameter => Some(token.text.get(1..).and_then(|digits| digits.parse().ok()).unwrap_or(u64::MAX)),
         _ => None,
     }
 }

@@ -31,21 +31,14 @@ struct Frame {
 
 /// Returns the tokens with lists of values folded and a closing semicolon gone.
 pub(super) fn lists(tokens: Vec<Token<'_>>) -> Vec<Token<'_>> {
-    let mut folder = Folder {
-        out: Vec::with_capacity(tokens.len()),
-        frames: Vec::new(),
-    };
+    let mut folder = Folder { out: Vec::with_capacity(tokens.len()), frames: Vec::new() };
     for token in tokens {
         folder.add(token);
     }
     while !folder.frames.is_empty() {
         folder.leave();
     }
-    while folder
-        .out
-        .last()
-        .is_some_and(|token| token.kind == Kind::Semicolon)
-    {
+    while folder.out.last().is_some_and(|token| token.kind == Kind::Semicolon) {
         folder.out.pop();
     }
     folder.out
@@ -92,12 +85,7 @@ impl<'a> Folder<'a> {
     }
 
     fn enter(&mut self, group: Group) {
-        self.frames.push(Frame {
-            group,
-            element: self.out.len(),
-            model: None,
-            folded: false,
-        });
+        self.frames.push(Frame { group, element: self.out.len(), model: None, folded: false });
     }
 
     fn leave(&mut self) {
@@ -110,10 +98,7 @@ impl<'a> Folder<'a> {
         if self.group() != Some(Group::Rows) {
             return;
         }
-        let after_row = self
-            .out
-            .last()
-            .is_some_and(|last| last.kind == Kind::Close || last.kind == Kind::More);
+        let after_row = self.out.last().is_some_and(|last| last.kind == Kind::Close || last.kind == Kind::More);
         let goes_on = match next.kind {
             Kind::Comma => after_row,
             Kind::Open => next.text == "(" && !after_row,
@@ -136,9 +121,7 @@ impl<'a> Folder<'a> {
             Some(last) if !square && last.is_word("in") => Group::List,
             Some(last) if square && last.is_word("array") => Group::List,
             Some(last)
-                if square
-                    && self.group() == Some(Group::List)
-                    && matches!(last.kind, Kind::Open | Kind::Comma) =>
+                if square && self.group() == Some(Group::List) && matches!(last.kind, Kind::Open | Kind::Comma) =>
             {
                 Group::List
             }
@@ -149,11 +132,10 @@ impl<'a> Folder<'a> {
     }
 
     fn starts_subquery(&self, token: &Token<'a>) -> bool {
-        self.frames.last().is_some_and(|frame| {
-            frame.group == Group::List && frame.model.is_none() && frame.element == self.out.len()
-        }) && ["select", "with", "values", "table"]
-            .iter()
-            .any(|word| token.is_word(word))
+        self.frames
+            .last()
+            .is_some_and(|frame| frame.group == Group::List && frame.model.is_none() && frame.element == self.out.len())
+            && ["select", "with", "values", "table"].iter().any(|word| token.is_word(word))
     }
 
     fn start_element(&mut self) {
@@ -173,11 +155,7 @@ impl<'a> Folder<'a> {
         }
         // The other literals of SQL, where they can be nothing else.
         if let Some([only]) = self.out.get_mut(frame.element..) {
-            if frame.group != Group::Rows
-                && ["null", "true", "false"]
-                    .iter()
-                    .any(|word| only.is_word(word))
-            {
+            if frame.group != Group::Rows && ["null", "true", "false"].iter().any(|word| only.is_word(word)) {
                 only.kind = Kind::Literal;
             }
         }
@@ -201,10 +179,7 @@ impl<'a> Folder<'a> {
             self.out.truncate(comma);
         } else {
             self.out.truncate(frame.element);
-            self.out.push(Token {
-                kind: Kind::More,
-                text: "...",
-            });
+            self.out.push(Token { kind: Kind::More, text: "..." });
             frame.folded = true;
         }
     }
@@ -212,7 +187,8 @@ impl<'a> Folder<'a> {
 
 fn same_shape(left: &[Token<'_>], right: &[Token<'_>]) -> bool {
     left.len() == right.len()
-        && left.iter().zip(right).all(|(l, r)| {
-            (l.kind.is_value() && r.kind.is_value()) || (l.kind == r.kind && l.text == r.text)
-        })
+        && left
+            .iter()
+            .zip(right)
+            .all(|(l, r)| (l.kind.is_value() && r.kind.is_value()) || (l.kind == r.kind && l.text == r.text))
 }

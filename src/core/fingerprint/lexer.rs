@@ -61,31 +61,20 @@ impl Token<'_> {
 
 /// Returns all tokens of `sql`, signs of numbers and `UESCAPE` of strings taken into their literals.
 pub(super) fn tokens(sql: &str, backslash: Backslash) -> Vec<Token<'_>> {
-    let mut lexer = Lexer {
-        sql,
-        bytes: sql.as_bytes(),
-        at: 0,
-        backslash,
-    };
+    let mut lexer = Lexer { sql, bytes: sql.as_bytes(), at: 0, backslash };
     let mut tokens: Vec<Token<'_>> = Vec::new();
     while let Some(token) = lexer.next() {
         match token.kind {
             Kind::Number if signed(&tokens) => {
                 tokens.pop();
-                tokens.push(Token {
-                    kind: Kind::Literal,
-                    ..token
-                });
+                tokens.push(Token { kind: Kind::Literal, ..token });
             }
             Kind::Literal => match escapes(&tokens) {
                 Some(Kind::Literal) => {
                     tokens.pop();
                 }
                 // The escape character of an identifier is part of the name. A longer one is an error, and a literal.
-                Some(Kind::Quoted) if token.text.len() <= 3 => tokens.push(Token {
-                    kind: Kind::Quoted,
-                    ..token
-                }),
+                Some(Kind::Quoted) if token.text.len() <= 3 => tokens.push(Token { kind: Kind::Quoted, ..token }),
                 _ => tokens.push(token),
             },
             _ => tokens.push(token),
@@ -133,13 +122,7 @@ fn signed(tokens: &[Token<'_>]) -> bool {
 /// Returns the kind of what the next literal is the escape character of.
 fn escapes(tokens: &[Token<'_>]) -> Option<Kind> {
     match tokens {
-        [.., of, word]
-            if word.is_word("uescape")
-                && of
-                    .text
-                    .get(..2)
-                    .is_some_and(|s| s.eq_ignore_ascii_case("u&")) =>
-        {
+        [.., of, word] if word.is_word("uescape") && of.text.get(..2).is_some_and(|s| s.eq_ignore_ascii_case("u&")) => {
             Some(of.kind)
         }
         _ => None,
@@ -160,10 +143,7 @@ impl<'a> Lexer<'a> {
         let first = self.peek(0)?;
         let kind = self.scan(first);
         // Every token ends after an ASCII byte, before one, or at the end: the slice cuts no character.
-        Some(Token {
-            kind,
-            text: self.sql.get(start..self.at).unwrap_or_default(),
-        })
+        Some(Token { kind, text: self.sql.get(start..self.at).unwrap_or_default() })
     }
 
     /// Moves past one token that starts with `first`, and says what it was.
@@ -255,9 +235,7 @@ impl<'a> Lexer<'a> {
         while let Some(byte) = self.peek(0) {
             self.at += 1;
             match byte {
-                b'\\' if backslash == Backslash::Escape => {
-                    self.at = (self.at + 1).min(self.bytes.len())
-                }
+                b'\\' if backslash == Backslash::Escape => self.at = (self.at + 1).min(self.bytes.len()),
                 b'\'' if self.peek(0) == Some(b'\'') => self.at += 1,
                 b'\'' if !self.continues() => break,
                 _ => {}
@@ -358,22 +336,13 @@ impl<'a> Lexer<'a> {
         let start = self.at;
         let mut special = false;
         while let Some(byte) = self.peek(0).filter(|b| is_operator(*b)) {
-            if matches!(
-                (byte, self.peek(1)),
-                (b'-', Some(b'-')) | (b'/', Some(b'*'))
-            ) {
+            if matches!((byte, self.peek(1)), (b'-', Some(b'-')) | (b'/', Some(b'*'))) {
                 break;
             }
-            special |= matches!(
-                byte,
-                b'~' | b'!' | b'@' | b'#' | b'%' | b'^' | b'&' | b'|' | b'`' | b'?'
-            );
+            special |= matches!(byte, b'~' | b'!' | b'@' | b'#' | b'%' | b'^' | b'&' | b'|' | b'`' | b'?');
             self.at += 1;
         }
-        while !special
-            && self.at > start + 1
-            && matches!(self.bytes.get(self.at - 1), Some(b'+' | b'-'))
-        {
+        while !special && self.at > start + 1 && matches!(self.bytes.get(self.at - 1), Some(b'+' | b'-')) {
             self.at -= 1;
         }
         Kind::Op

@@ -14,123 +14,51 @@ fn golden() {
     for (sql, want) in [
         ("", ""),
         ("SELECT 1", "SELECT $1"),
-        (
-            "select * from t where k = 'it''s'",
-            "select * from t where k = $1",
-        ),
-        (
-            "SELECT * FROM \"T  x\"\"y\" WHERE \"K\"='a'",
-            "SELECT * FROM \"T  x\"\"y\" WHERE \"K\" = $1",
-        ),
+        ("select * from t where k = 'it''s'", "select * from t where k = $1"),
+        ("SELECT * FROM \"T  x\"\"y\" WHERE \"K\"='a'", "SELECT * FROM \"T  x\"\"y\" WHERE \"K\" = $1"),
         // Literals of every kind.
-        (
-            r"SELECT E'a\'b', U&'d!0061' UESCAPE '!', N'x', B'01', X'1F'",
-            "SELECT $1, $2, $3, $4, $5",
-        ),
+        (r"SELECT E'a\'b', U&'d!0061' UESCAPE '!', N'x', B'01', X'1F'", "SELECT $1, $2, $3, $4, $5"),
         ("SELECT $$a'b$$, $q$ $$ $q$, $é$x$é$", "SELECT $1, $2, $3"),
-        (
-            "SELECT 1.5, .5, 1., 1e5, 1.5e-3, 1_000, 0x1F, 0b01, 0o17",
-            "SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9",
-        ),
+        ("SELECT 1.5, .5, 1., 1e5, 1.5e-3, 1_000, 0x1F, 0b01, 0o17", "SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9"),
         ("SELECT 'a'\n  -- more\n 'b', 'c' 'd'", "SELECT $1, $2 $3"),
-        (
-            "SELECT U&\"d!0061t\" UESCAPE '!' FROM t",
-            "SELECT U&\"d!0061t\" UESCAPE '!' FROM t",
-        ),
-        (
-            "SELECT date '2020-01-01', interval '1 day'",
-            "SELECT date $1, interval $2",
-        ),
+        ("SELECT U&\"d!0061t\" UESCAPE '!' FROM t", "SELECT U&\"d!0061t\" UESCAPE '!' FROM t"),
+        ("SELECT date '2020-01-01', interval '1 day'", "SELECT date $1, interval $2"),
         // Signs belong to the number unless they stand between two values.
-        (
-            "SELECT -1, a - 1, a -1, (-1), a * -1, x = -.5",
-            "SELECT $1, a - $2, a - $3, ($4), a * $5, x = $6",
-        ),
-        (
-            "SELECT a WHERE b=-1 AND c@-1",
-            "SELECT a WHERE b = $1 AND c @- $2",
-        ),
+        ("SELECT -1, a - 1, a -1, (-1), a * -1, x = -.5", "SELECT $1, a - $2, a - $3, ($4), a * $5, x = $6"),
+        ("SELECT a WHERE b=-1 AND c@-1", "SELECT a WHERE b = $1 AND c @- $2"),
         // Parameters stay; literals are numbered on from them.
-        (
-            "SELECT * FROM t WHERE a = 5 AND b = $1",
-            "SELECT * FROM t WHERE a = $2 AND b = $1",
-        ),
+        ("SELECT * FROM t WHERE a = 5 AND b = $1", "SELECT * FROM t WHERE a = $2 AND b = $1"),
         ("SELECT $2, $1, 'x'", "SELECT $2, $1, $3"),
         // Comments go, nested ones too.
         ("SELECT /* a /* b */ c */ 1 -- end", "SELECT $1"),
         ("SELECT a+--x\n1", "SELECT a + $1"),
         // Lists.
-        (
-            "SELECT 1 WHERE a IN (1, 2, 3)",
-            "SELECT $1 WHERE a IN ($2, ...)",
-        ),
+        ("SELECT 1 WHERE a IN (1, 2, 3)", "SELECT $1 WHERE a IN ($2, ...)"),
         ("SELECT 1 WHERE a in(1)", "SELECT $1 WHERE a in ($2)"),
-        (
-            "SELECT 1 WHERE a IN ($1,$2,$3) AND b = $4",
-            "SELECT $3 WHERE a IN ($1, ...) AND b = $2",
-        ),
-        (
-            "SELECT 1 WHERE a IN ('a', NULL, true)",
-            "SELECT $1 WHERE a IN ($2, ...)",
-        ),
-        (
-            "SELECT 1 WHERE a IN (-1, 2)",
-            "SELECT $1 WHERE a IN ($2, ...)",
-        ),
-        (
-            "SELECT 1 WHERE a IN ('1'::int, '2'::int)",
-            "SELECT $1 WHERE a IN ($2::int, ...)",
-        ),
-        (
-            "SELECT 1 WHERE (a,b) IN ((1,2),(3,4),(5,6))",
-            "SELECT $1 WHERE (a, b) IN (($2, $3), ...)",
-        ),
-        (
-            "SELECT 1 WHERE a IN (b, c, 1, 2, d)",
-            "SELECT $1 WHERE a IN (b, c, $2, ..., d)",
-        ),
-        (
-            "SELECT 1 WHERE a IN (SELECT 1, 2)",
-            "SELECT $1 WHERE a IN (SELECT $2, $3)",
-        ),
-        (
-            "SELECT 1 WHERE a = ANY(ARRAY[1,2])",
-            "SELECT $1 WHERE a = ANY (ARRAY[$2, ...])",
-        ),
+        ("SELECT 1 WHERE a IN ($1,$2,$3) AND b = $4", "SELECT $3 WHERE a IN ($1, ...) AND b = $2"),
+        ("SELECT 1 WHERE a IN ('a', NULL, true)", "SELECT $1 WHERE a IN ($2, ...)"),
+        ("SELECT 1 WHERE a IN (-1, 2)", "SELECT $1 WHERE a IN ($2, ...)"),
+        ("SELECT 1 WHERE a IN ('1'::int, '2'::int)", "SELECT $1 WHERE a IN ($2::int, ...)"),
+        ("SELECT 1 WHERE (a,b) IN ((1,2),(3,4),(5,6))", "SELECT $1 WHERE (a, b) IN (($2, $3), ...)"),
+        ("SELECT 1 WHERE a IN (b, c, 1, 2, d)", "SELECT $1 WHERE a IN (b, c, $2, ..., d)"),
+        ("SELECT 1 WHERE a IN (SELECT 1, 2)", "SELECT $1 WHERE a IN (SELECT $2, $3)"),
+        ("SELECT 1 WHERE a = ANY(ARRAY[1,2])", "SELECT $1 WHERE a = ANY (ARRAY[$2, ...])"),
         ("SELECT ARRAY[[1,2],[3,4]]", "SELECT ARRAY[[$1, ...], ...]"),
         (
             "INSERT INTO t(a,b) VALUES (1,'x'),(2,'y') RETURNING a",
             "INSERT INTO t(a, b) VALUES ($1, $2), ... RETURNING a",
         ),
-        (
-            "INSERT INTO t (a,b) VALUES ($1,$2),($3,$4)",
-            "INSERT INTO t(a, b) VALUES ($1, $2), ...",
-        ),
+        ("INSERT INTO t (a,b) VALUES ($1,$2),($3,$4)", "INSERT INTO t(a, b) VALUES ($1, $2), ..."),
         (
             "INSERT INTO t VALUES (1,now()),(NULL,now()),(3,DEFAULT)",
             "INSERT INTO t VALUES ($1, now()), ..., ($2, DEFAULT)",
         ),
-        (
-            "SELECT * FROM (VALUES (1),(2)) v(x), t",
-            "SELECT * FROM (VALUES ($1), ...) v(x), t",
-        ),
+        ("SELECT * FROM (VALUES (1),(2)) v(x), t", "SELECT * FROM (VALUES ($1), ...) v(x), t"),
         // No lists of values: arguments, type modifiers, columns.
-        (
-            "SELECT f(1, 2), a::numeric(10,2), count(*), t.*",
-            "SELECT f($1, $2), a::numeric($3, $4), count(*), t.*",
-        ),
-        (
-            "SELECT a[1:2], b [ 3 ], f(x=>1)",
-            "SELECT a[$1 : $2], b[$3], f(x => $4)",
-        ),
-        (
-            "SELECT a IS NULL, b AND TRUE;;",
-            "SELECT a IS NULL, b AND TRUE",
-        ),
-        (
-            "SELECT a FROM s . t WHERE x ->> 'k' = '1'::text",
-            "SELECT a FROM s.t WHERE x ->> $1 = $2::text",
-        ),
+        ("SELECT f(1, 2), a::numeric(10,2), count(*), t.*", "SELECT f($1, $2), a::numeric($3, $4), count(*), t.*"),
+        ("SELECT a[1:2], b [ 3 ], f(x=>1)", "SELECT a[$1 : $2], b[$3], f(x => $4)"),
+        ("SELECT a IS NULL, b AND TRUE;;", "SELECT a IS NULL, b AND TRUE"),
+        ("SELECT a FROM s . t WHERE x ->> 'k' = '1'::text", "SELECT a FROM s.t WHERE x ->> $1 = $2::text"),
         ("SELECT  \t\n a\u{c}\u{b} FROM é", "SELECT a FROM é"),
         // Not SQL.
         ("'never closed", "$1"),
@@ -150,55 +78,23 @@ fn golden() {
 fn backslash_follows_the_setting() {
     let sql = r"SELECT 'it\'s secret', 'x'";
     assert_eq!(normalize(sql, Backslash::Escape), "SELECT $1, $2");
-    assert_eq!(
-        normalize(r"SELECT 'C:\', 'x'", Backslash::Ordinary),
-        "SELECT $1, $2"
-    );
+    assert_eq!(normalize(r"SELECT 'C:\', 'x'", Backslash::Ordinary), "SELECT $1, $2");
 }
 
 #[test]
 fn length_of_lists_makes_no_new_fingerprint() {
     let list = |n: usize| (0..n).map(|i| i.to_string()).collect::<Vec<_>>().join(", ");
-    let params = |n: usize| {
-        (1..=n)
-            .map(|i| format!("${i}"))
-            .collect::<Vec<_>>()
-            .join(",")
-    };
-    let rows = |n: usize| {
-        (0..n)
-            .map(|i| format!("({i}, 'v{i}', NULL)"))
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
+    let params = |n: usize| (1..=n).map(|i| format!("${i}")).collect::<Vec<_>>().join(",");
+    let rows = |n: usize| (0..n).map(|i| format!("({i}, 'v{i}', NULL)")).collect::<Vec<_>>().join(", ");
     let of = |sql: String| fingerprint(&shape(&sql));
     let wants = [
-        of(format!(
-            "SELECT * FROM t WHERE k IN ({}) AND a = 1",
-            list(2)
-        )),
-        of(format!(
-            "SELECT * FROM t WHERE k IN ({}) AND a = $3",
-            params(2)
-        )),
+        of(format!("SELECT * FROM t WHERE k IN ({}) AND a = 1", list(2))),
+        of(format!("SELECT * FROM t WHERE k IN ({}) AND a = $3", params(2))),
         of(format!("INSERT INTO t VALUES {}", rows(2))),
     ];
     for n in [3, 10, 11, 1_000] {
-        assert_eq!(
-            of(format!(
-                "SELECT * FROM t WHERE k IN ({}) AND a = 1",
-                list(n)
-            )),
-            wants[0]
-        );
-        assert_eq!(
-            of(format!(
-                "SELECT * FROM t WHERE k IN ({}) AND a = ${}",
-                params(n),
-                n + 1
-            )),
-            wants[1]
-        );
+        assert_eq!(of(format!("SELECT * FROM t WHERE k IN ({}) AND a = 1", list(n))), wants[0]);
+        assert_eq!(of(format!("SELECT * FROM t WHERE k IN ({}) AND a = ${}", params(n), n + 1)), wants[1]);
         assert_eq!(of(format!("INSERT INTO t VALUES {}", rows(n))), wants[2]);
     }
 }
@@ -240,11 +136,7 @@ fn statement_takes_its_part() {
         (i32::MAX, 5, text),
         (0, -1, text),
     ] {
-        assert_eq!(
-            statement(text, location, length),
-            want,
-            "{location} {length}"
-        );
+        assert_eq!(statement(text, location, length), want, "{location} {length}");
     }
 }
 
@@ -341,9 +233,7 @@ fn any_text_is_taken_and_twice_changes_nothing() {
     let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
     for round in 0..200_000 {
         let count = 1 + numbers.below(24);
-        let sql: String = (0..count)
-            .map(|_| PIECES[numbers.below(PIECES.len())])
-            .collect();
+        let sql: String = (0..count).map(|_| PIECES[numbers.below(PIECES.len())]).collect();
         for backslash in [Backslash::Ordinary, Backslash::Escape] {
             let once = normalize(&sql, backslash);
             assert_eq!(normalize(&once, backslash), once, "round {round}: {sql:?}");
