@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 
-from server import ROOT, TOOLS, Server, ServerError, as_run_user, free_port, give_to_run_user
+from server import TOOLS, Server, ServerError, as_run_user, free_port, give_to_run_user
 
 SOCKET_PATH_LIMIT = 80  # of 107 bytes, the rest is for .s.PGSQL.12345.lock
 
@@ -40,7 +40,7 @@ class Cluster:
         self.pg = int(pg or os.environ.get("PG") or 16)
         self.shards, self.replicas, self.layout, self.extension = int(shards), int(replicas), layout, extension
         self.database = "app"
-        self.directory = pathlib.Path(directory or tempfile.mkdtemp(prefix="shardmap-", dir="/tmp")).absolute()
+        self.directory = pathlib.Path(directory or tempfile.mkdtemp(prefix="shardmap-", dir="/tmp")).resolve()
         self.temporary = directory is None
         self._make_folders()
         preload = {"shared_preload_libraries": "pg_shardmap"} if extension else {}
@@ -232,7 +232,7 @@ def read_state(directory):
 
 def up(args):
     begin = time.monotonic()
-    directory = pathlib.Path(args.dir).absolute()
+    directory = pathlib.Path(args.dir).resolve()
     state = read_state(directory)
     wanted = {"pg": args.pg, "shards": args.shards, "replicas": args.replicas, "layout": args.layout,
               "extension": not args.no_extension}
@@ -271,7 +271,7 @@ def main():
     for name, function in (("up", up), ("down", down), ("destroy", destroy)):
         command = commands.add_parser(name)
         command.set_defaults(function=function)
-        command.add_argument("--dir", default=str(ROOT / ".tools" / "cluster"))
+        command.add_argument("--dir", default=str(TOOLS / "cluster"))
         if function is up:
             command.add_argument("--pg", type=int, default=16)
             command.add_argument("--shards", type=int, default=8)

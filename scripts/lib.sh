@@ -6,7 +6,7 @@
 
 set -Eeuo pipefail
 umask 022
-trap 'printf "error: %s, line %s: %s\n" "${BASH_SOURCE[0]##*/}" "$LINENO" "$BASH_COMMAND" >&2' ERR
+trap 'failed_at "${BASH_SOURCE[0]##*/}" "$LINENO" "$BASH_COMMAND"' ERR
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 TOOLS=$ROOT/.tools
@@ -18,6 +18,11 @@ if [ "$(id -u)" = 0 ]; then IS_ROOT=1; RUN_USER=shardmap; else IS_ROOT=; RUN_USE
 say() { printf '==> %s\n' "$*"; }
 note() { printf '    %s\n' "$*"; }
 die() { printf 'error: %s\n' "$1" >&2; shift; for line; do printf '       %s\n' "$line" >&2; done; exit 1; }
+
+# What set -e ends, and where; a failure under a lock or a timer has been reported by then.
+failed_at() {
+    case $3 in '( flock'* | 'return $?') ;; *) printf 'error: %s, line %s: %s\n' "$@" >&2 ;; esac
+}
 
 # timed WHAT USUALLY COMMAND...: says what runs and how long it usually takes, runs it, says how long it took.
 timed() {
@@ -98,8 +103,9 @@ pgrx_version() {
 }
 
 make_tools
+TOOLS=$(cd "$TOOLS" && pwd -P)
 export PGRX_HOME=${PGRX_HOME:-$TOOLS/pgrx}
-PATH=$TOOLS/cargo/bin:$PATH
+PATH=$TOOLS/cargo/bin:$TOOLS/bin:$PATH
 if [ -d "$TOOLS/libclang" ]; then
     export LIBCLANG_PATH=$TOOLS/libclang
     export BINDGEN_EXTRA_CLANG_ARGS="-isystem $(gcc -print-file-name=include)"

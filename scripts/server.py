@@ -16,7 +16,7 @@ import subprocess
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TOOLS = ROOT / ".tools"
+TOOLS = (ROOT / ".tools").resolve()  # may be a link to a folder that the servers' user can reach
 RUN_USER = "shardmap" if os.geteuid() == 0 else None
 
 # Fast and small: these servers are thrown away. fsync off does not weaken a test that kills a server, only one that

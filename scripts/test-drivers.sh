@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Drivers against a cluster of four shards: tests/drivers/node (node-postgres, by node --test), tests/drivers/rust
+# Drivers against a cluster of four shards: tests/drivers/node (node-postgres, its NAME.test.js or .mjs, by node --test), tests/drivers/rust
 # (tokio-postgres, a crate of its own), tests/drivers/pgbench (each NAME.sql in all three modes, after setup.sql).
 # psycopg is in tests/cluster. They find the cluster by PGHOST, PGPORT, PGUSER, PGDATABASE.
 
@@ -11,7 +11,7 @@ trap 'python3 scripts/cluster.py destroy --dir "$dir" >/dev/null 2>&1; rm -rf "$
 
 node_packages() {
     local store=$TOOLS/node
-    command -v npm >/dev/null || scripts/prerequisites.sh npm
+    scripts/prerequisites.sh npm
     if ! cmp -s tests/drivers/node/package.json "$store/package.json"; then
         mkdir -p "$store.part" && cp tests/drivers/node/package*.json "$store.part/"
         timed "installing node-postgres into .tools/node" "5 s" npm install --silent --prefix "$store.part"
@@ -41,7 +41,7 @@ python3 scripts/cluster.py up --pg "$PG" --shards 4 --dir "$dir" >/dev/null
 . "$dir/env"
 if [ -f tests/drivers/node/package.json ]; then
     node_packages
-    timed "node-postgres" "5 s" node --test tests/drivers/node/
+    timed "node-postgres" "5 s" node --test tests/drivers/node/*.test.*js
 fi
 if [ -f tests/drivers/rust/Cargo.toml ]; then
     timed "tokio-postgres" "1 minute the first time" cargo test --quiet --manifest-path tests/drivers/rust/Cargo.toml
