@@ -1,4 +1,4 @@
-"""PITFALLS.md 1 to 18: which shard? Each line asserts the answer and the shards that were asked.
+"""Pitfalls 1 to 18: which shard? Each line asserts the answer and the shards that were asked.
 
 `db.check` runs a statement with literals and parameters, in text and binary, prepared with custom and generic plans,
 with routing and without it (see asking.py).
