@@ -59,7 +59,7 @@ pub struct Failure {
     pub hint: Option<String>,
     /// Where in the shard's own code, if it said so, and which shard.
     pub context: Option<String>,
-    pub objects: Objects,
+    pub objects: Box<Objects>,
 }
 
 pub type Result<T> = std::result::Result<T, Failure>;
@@ -101,13 +101,13 @@ impl Failure {
             detail: field(b'D'),
             hint: field(b'H'),
             context: field(b'W'),
-            objects: Objects {
+            objects: Box::new(Objects {
                 schema: field(b's'),
                 table: field(b't'),
                 column: field(b'c'),
                 data_type: field(b'd'),
                 constraint: field(b'n'),
-            },
+            }),
         }
         .at_shard(shard)
     }
@@ -127,7 +127,7 @@ impl Failure {
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
         let Refusal { code, message, detail, hint } = refusal;
-        Self { code: code.into(), message, detail, hint, context: None, objects: Objects::default() }
+        Self { code: code.into(), message, detail, hint, context: None, objects: Box::default() }
     }
 }
 
@@ -167,7 +167,7 @@ fn c_text(text: Option<String>) -> *const c_char {
 impl From<Failure> for Report {
     fn from(failure: Failure) -> Self {
         let Failure { code, message, detail, hint, context, objects } = failure;
-        let Objects { schema, table, column, data_type, constraint } = objects;
+        let Objects { schema, table, column, data_type, constraint } = *objects;
         Self {
             code: code.0,
             message: c_text(Some(message)),

@@ -26,8 +26,11 @@ mod wait;
 pub use copy::copy_rows;
 pub use failure::{guard, Failure, Result};
 pub use libpq::Answer;
-pub use pool::{has_open_transaction, Connection};
-pub use scatter::{run_everywhere, Outcome};
+#[allow(unused_imports)]
+// For whoever plans a foreign scan in a transaction that has written by way of this layer.
+pub use pool::has_open_transaction;
+pub use pool::Connection;
+pub use scatter::run_everywhere;
 
 /// Registers callbacks. Called once per process.
 pub fn init() {

@@ -19,10 +19,13 @@ use super::link::Link;
 use super::target::{password_required, Target};
 use super::transaction;
 
+/// A target, and the generation of the catalog in which it was looked up.
+type Resolved = (u64, Rc<Target>);
+
 struct Pool {
     links: RefCell<Vec<Rc<Link>>>,
-    /// By server and user, with the generation in which each was looked up.
-    targets: RefCell<HashMap<(String, pg_sys::Oid), (u64, Rc<Target>)>>,
+    /// By server and user.
+    targets: RefCell<HashMap<(String, pg_sys::Oid), Resolved>>,
 }
 
 thread_local! {
@@ -71,6 +74,7 @@ pub fn forget_closed() {
 }
 
 /// Whether this transaction has an open transaction on the shard.
+#[allow(dead_code)]
 pub fn has_open_transaction(server: &str) -> bool {
     POOL.with(|pool| pool.links.borrow().iter().any(|link| link.in_transaction() && link.target.server == server))
 }

@@ -114,7 +114,7 @@ pub fn for_each_row(
 unsafe fn open(query: &CStr, parameter: &CStr) -> pg_sys::Portal {
     let mut types = [pg_sys::TEXTOID];
     let mut values = [pg_sys::Datum::from(pg_sys::cstring_to_text(parameter.as_ptr()))];
-    let portal = pg_sys::SPI_cursor_open_with_args(
+    pg_sys::SPI_cursor_open_with_args(
         ptr::null(),
         query.as_ptr(),
         1,
@@ -123,8 +123,7 @@ unsafe fn open(query: &CStr, parameter: &CStr) -> pg_sys::Portal {
         ptr::null(),
         false,
         0,
-    );
-    portal
+    )
 }
 
 /// A text of ours as C wants it; a NUL byte, which Postgres' own texts never hold, ends it.
