@@ -18,6 +18,7 @@ use shardmap_core::fingerprint::statement;
 use shardmap_core::route::Step;
 
 use crate::pg::error::Refusal;
+use crate::pg::fdw::lazy;
 use crate::pg::fdw::note::{self, Note};
 use crate::pg::settings::{FanoutPolicy, FANOUT_POLICY};
 use crate::pg::stats;
@@ -39,11 +40,11 @@ thread_local! {
 }
 
 /// Acts on the note in `private` when the first node of a statement starts: counts the statement, and applies the
-/// fan-out policy. Later nodes only count their shard. EXPLAIN without ANALYZE runs nothing and is not flagged.
+/// fan-out policy. Later nodes do nothing. EXPLAIN without ANALYZE runs nothing and is not flagged.
 ///
 /// # Safety
 /// `estate` is the running statement's; `private` a list or NIL.
-pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List, server: pg_sys::Oid, eflags: i32) {
+pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List, eflags: i32) {
     if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0 {
         return;
     }
@@ -55,7 +56,6 @@ pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List
         }
         start(estate, note);
     }
-    count_shard(estate, server);
 }
 
 /// Counts rows on their way to `server` by tuple routing, which no plan node announces.
@@ -76,7 +76,8 @@ unsafe fn start(estate: *mut pg_sys::EState, note: Note) {
     RUNNING.with_borrow_mut(|all| all.push(running));
 }
 
-fn count_shard(estate: *mut pg_sys::EState, server: pg_sys::Oid) {
+/// Counts a shard that is asked, once a statement.
+pub fn count_shard(estate: *mut pg_sys::EState, server: pg_sys::Oid) {
     let first = RUNNING.with_borrow_mut(|running| {
         let Some(own) = running.iter_mut().rfind(|r| r.estate == estate) else { return false };
         let first = !own.servers.contains(&server);
@@ -200,6 +201,7 @@ unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _
     // A statement that failed never reached ExecutorEnd, and its executor state is gone.
     if event == pg_sys::XactEvent::XACT_EVENT_ABORT || event == pg_sys::XactEvent::XACT_EVENT_COMMIT {
         RUNNING.with_borrow_mut(Vec::clear);
+        lazy::forget();
     }
 }
 

@@ -82,6 +82,25 @@ impl KeyType {
     }
 }
 
+/// The canonical texts of an array's elements, `None` for a NULL; `None` as a whole if its elements cannot be keys.
+///
+/// # Safety
+/// `array` must be a non-null value of type `array_type`.
+pub unsafe fn array_elements(array_type: pg_sys::Oid, array: pg_sys::Datum) -> Option<Vec<Option<Vec<u8>>>> {
+    let key_type = KeyType::of(pg_sys::get_base_element_type(array_type))?;
+    let (mut length, mut by_value, mut align) = (0i16, false, 0);
+    pg_sys::get_typlenbyvalalign(key_type.oid, &mut length, &mut by_value, &mut align);
+    let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+    let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+    let length = i32::from(length);
+    pg_sys::deconstruct_array(array, key_type.oid, length, by_value, align, &mut values, &mut nulls, &mut count);
+    let element = |at: usize| {
+        let is_null = *nulls.add(at);
+        (!is_null).then(|| key_type.with_canonical(*values.add(at), <[u8]>::to_vec))
+    };
+    Some((0..count as usize).map(element).collect())
+}
+
 /// pg_proc's OID of numeric_out, the same in every version.
 const NUMERIC_OUT: u32 = 1702;
 

@@ -18,6 +18,8 @@ pub mod stats;
 
 /// Registers settings, hooks and callbacks. Runs once per process, in this order.
 pub fn init() {
+    // Errors are meant for the users of the database: no stack traces of ours in them, whatever the server's environment.
+    std::env::set_var("RUST_BACKTRACE", "0");
     catalog::init();
     stats::init();
     remote::init();

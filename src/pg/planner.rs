@@ -8,7 +8,7 @@
 //! What always holds: with `shardmap.enable_routing` off the same statement gives the same answer through the partitions.
 //! Refuses: a conflict target or DO UPDATE on a logical table, MERGE into one (postgres_fdw cannot run them).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_char;
 use std::rc::Rc;
 use std::sync::OnceLock;
@@ -17,11 +17,11 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
 use shardmap_core::ids::ShardNumber;
-use shardmap_core::route::{decide, Operand, Reach, Reason, Step};
+use shardmap_core::route::{decide, Late, Operand, Reach, Reason, Step};
 
 use crate::pg::catalog::{self, LogicalTable};
 use crate::pg::error::Refusal;
-use crate::pg::fdw::note::{Note, Planning};
+use crate::pg::fdw::note::{mark, LateKeys, Note, Planned, Planning};
 use crate::pg::query::read::{read, Reading, Reference, Usage};
 use crate::pg::query::substitute::{is_plain_do_nothing, send_as_value, substitute};
 use crate::pg::query::tree::{cast, items, rte, walk_level};
@@ -56,10 +56,10 @@ unsafe extern "C-unwind" fn plan(
         return hand_on(query, sql, options, params);
     }
     refuse_unsupported(query, &reading);
-    let (note, late) = route(&reading);
-    let _planning = Planning::of(Rc::new(note));
-    // An Append of joins or aggregates is not pruned at run time, one of plain scans is.
-    let _partitionwise = (!late).then(Partitionwise::on);
+    let plan = route(&reading);
+    // Shards are left out at run time scan by scan; a join or aggregate of all partitions would start them all.
+    let _partitionwise = (!plan.prunes_late).then(Partitionwise::on);
+    let _planning = Planning::of(Rc::new(plan));
     hand_on(query, sql, options, params)
 }
 
@@ -111,22 +111,22 @@ enum Place {
     One(ShardNumber),
     Some,
     /// Known when the statement starts.
-    Late,
+    Late(Late),
     /// Each inserted row goes its own way.
     EachRow,
     Everywhere(Reason),
 }
 
-/// Decides for every reference, rewrites those that reach one shard, and says what became of the statement, and whether
-/// some of its shards are known only at run time.
-unsafe fn route(reading: &Reading) -> (Note, bool) {
+/// Decides for every reference, rewrites those that reach one shard, and says what became of the statement.
+unsafe fn route(reading: &Reading) -> Planned {
     let mut reaches: Vec<Option<Reach>> = vec![None; reading.tables.len()];
     for (id, reach) in decide(&reading.level) {
         reaches[id] = Some(reach);
     }
     let mut note = Note::of(Step::Substituted);
     let mut servers = BTreeSet::new();
-    let mut late = false;
+    let mut all_late = HashMap::new();
+    let mut has_subquery = false;
     for (reference, reach) in reading.tables.iter().zip(reaches) {
         let table = &reference.table;
         match place(reference, reach) {
@@ -138,9 +138,16 @@ unsafe fn route(reading: &Reading) -> (Note, bool) {
                 }
             }
             Place::Some => note.step = note.step.max(Step::Narrowed),
-            Place::Late => {
-                late = true;
+            Place::Late(late) => {
                 note.step = note.step.max(Step::Narrowed);
+                let values: Vec<_> =
+                    late.values.iter().filter_map(|v| reading.values.get(*v as usize).copied()).collect();
+                if values.iter().any(|value| value.is_null()) {
+                    has_subquery = true;
+                    continue;
+                }
+                let id = mark(reference, all_late.len());
+                all_late.insert(id, LateKeys { values, keys: late.keys.into_iter().collect() });
             }
             Place::EachRow => note.step = note.step.max(Step::Distributed),
             Place::Everywhere(reason) => note.fan_out(table, reason),
@@ -150,7 +157,8 @@ unsafe fn route(reading: &Reading) -> (Note, bool) {
         note.step = note.step.max(Step::Narrowed);
     }
     reading.late.iter().for_each(|conjunct| send_as_value(conjunct));
-    (note, late)
+    let prunes_late = has_subquery || !all_late.is_empty();
+    Planned { note, late: all_late, prunes_late }
 }
 
 impl Note {
@@ -199,7 +207,7 @@ fn place(reference: &Reference, reach: Option<Reach>) -> Place {
             }
         }
         (Usage::Read, Some(Reach::Keys(keys))) => keys,
-        (Usage::Read, Some(Reach::Deferred)) => return Place::Late,
+        (Usage::Read, Some(Reach::Deferred(late))) => return Place::Late(late),
         (Usage::Read, Some(Reach::Everywhere(reason))) => return Place::Everywhere(reason),
         (Usage::Read, None) => return Place::Everywhere(Reason::UnknownValue),
     };

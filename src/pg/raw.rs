@@ -23,11 +23,6 @@ server_function! {
     /// The children of a table in pg_inherits. Source: catalog/pg_inherits.h.
     fn find_inheritance_children(parent: pg_sys::Oid, lockmode: pg_sys::LOCKMODE) -> *mut pg_sys::List;
 }
-server_function! {
-    /// The table that `relid` is a partition of. Source: catalog/partition.h.
-    fn get_partition_parent(relid: pg_sys::Oid, even_if_detached: bool) -> pg_sys::Oid;
-}
-
 /// The description of the attribute at position `at`, counted from 0.
 ///
 /// # Safety
@@ -40,5 +35,28 @@ pub unsafe fn attribute<'a>(desc: pg_sys::TupleDesc, at: usize) -> &'a pg_sys::F
     #[cfg(not(feature = "pg18"))]
     {
         &(*desc).attrs.as_slice((*desc).natts as usize)[at]
+    }
+}
+
+server_function! {
+    /// Answers an asynchronous request with a row, or with the end of rows. Source: executor/execAsync.h.
+    fn ExecAsyncRequestDone(request: *mut pg_sys::AsyncRequest, result: *mut pg_sys::TupleTableSlot) -> ();
+}
+
+/// The value of `expression`; as the inline function ExecEvalExpr.
+///
+/// # Safety
+/// `expression` must have been prepared by ExecInitExpr, `context` be its context.
+pub unsafe fn evaluate(
+    expression: *mut pg_sys::ExprState,
+    context: *mut pg_sys::ExprContext,
+    is_null: &mut bool,
+) -> pg_sys::Datum {
+    match (*expression).evalfunc {
+        Some(function) => pg_guard_ffi_boundary(|| function(expression, context, is_null)),
+        None => {
+            *is_null = true;
+            pg_sys::Datum::from(0)
+        }
     }
 }

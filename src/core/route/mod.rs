@@ -13,6 +13,8 @@
 mod solve;
 mod travel;
 
+use std::collections::BTreeSet;
+
 pub use travel::decide;
 
 /// The step of the ladder that a statement takes (DESIGN.md).
@@ -69,9 +71,9 @@ pub enum Operand {
     Known(Vec<u8>),
     /// NULL: nothing equals it.
     Null,
-    /// A value that is the same for the whole statement but known only when it starts: a parameter of a generic plan, a
-    /// stable function.
-    Deferred,
+    /// A value (or an array of them) that is the same for the whole statement but known only when it starts: a parameter
+    /// of a generic plan, a stable function. The edge's own number for it.
+    Deferred(u32),
     /// A value that may differ from row to row, or whose equality is not the key's.
     Unknown,
 }
@@ -181,10 +183,19 @@ pub struct Level {
 pub enum Reach {
     /// These keys (canonical texts, sorted, each once); none means that no row can matter.
     Keys(Vec<Vec<u8>>),
-    /// The keys are named, but known only when the statement starts.
-    Deferred,
+    /// The keys are named, but some are known only when the statement starts.
+    Deferred(Late),
     /// Any key, and why.
     Everywhere(Reason),
+}
+
+/// Keys of which some are known only when the statement starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Late {
+    /// The numbers of the values that will be known then.
+    pub values: BTreeSet<u32>,
+    /// The keys known already.
+    pub keys: BTreeSet<Vec<u8>>,
 }
 
 /// Why a reference could not be narrowed.

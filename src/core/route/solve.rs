@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Column, Fact, Operand, Reach, Reason};
+use super::{Column, Fact, Late, Operand, Reach, Reason};
 
 /// How deep ANDs and ORs may be nested before a condition is taken for unknown.
 const MAX_DEPTH: usize = 16;
@@ -82,28 +82,34 @@ fn class_of(key: Column, flat: &[&Fact]) -> BTreeSet<Column> {
 }
 
 fn one_of(operands: &[Operand]) -> Reach {
-    let mut keys = BTreeSet::new();
-    let mut deferred = false;
+    let mut found = Late::default();
     for operand in operands {
         match operand {
             Operand::Known(key) => {
-                keys.insert(key.clone());
+                found.keys.insert(key.clone());
             }
             Operand::Null => {}
-            Operand::Deferred => deferred = true,
+            Operand::Deferred(value) => {
+                found.values.insert(*value);
+            }
             Operand::Unknown => return Reach::Everywhere(Reason::UnknownValue),
         }
     }
-    match deferred {
-        true => Reach::Deferred,
-        false => Reach::Keys(keys.into_iter().collect()),
+    found.into_reach()
+}
+
+impl Late {
+    fn into_reach(self) -> Reach {
+        match self.values.is_empty() {
+            true => Reach::Keys(self.keys.into_iter().collect()),
+            false => Reach::Deferred(self),
+        }
     }
 }
 
 /// An OR: each arm is taken together with all the other facts.
 fn any_of(key: Column, class: &BTreeSet<Column>, arms: &[Fact], flat: &[&Fact], own: &Fact, depth: usize) -> Reach {
-    let mut keys = BTreeSet::new();
-    let mut deferred = false;
+    let mut all = Late::default();
     let mut unknown = None;
     let mut narrowed = 0;
     for arm in arms {
@@ -114,11 +120,12 @@ fn any_of(key: Column, class: &BTreeSet<Column>, arms: &[Fact], flat: &[&Fact], 
         match reach_within(key, &together, depth + 1) {
             Reach::Keys(found) => {
                 narrowed += 1;
-                keys.extend(found);
+                all.keys.extend(found);
             }
-            Reach::Deferred => {
+            Reach::Deferred(late) => {
                 narrowed += 1;
-                deferred = true;
+                all.keys.extend(late.keys);
+                all.values.extend(late.values);
             }
             Reach::Everywhere(reason) => unknown = Some(reason),
         }
@@ -129,8 +136,7 @@ fn any_of(key: Column, class: &BTreeSet<Column>, arms: &[Fact], flat: &[&Fact], 
             Reach::Everywhere(reason.max(Reason::UnknownValue))
         }
         Some(reason) => Reach::Everywhere(reason),
-        None if deferred => Reach::Deferred,
-        None => Reach::Keys(keys.into_iter().collect()),
+        None => all.into_reach(),
     }
 }
 
@@ -154,7 +160,7 @@ fn narrower(a: Reach, b: Reach) -> Reach {
             Reach::Keys(a.into_iter().filter(|key| b.contains(key)).collect())
         }
         (Reach::Keys(keys), _) | (_, Reach::Keys(keys)) => Reach::Keys(keys),
-        (Reach::Deferred, _) | (_, Reach::Deferred) => Reach::Deferred,
+        (Reach::Deferred(late), _) | (_, Reach::Deferred(late)) => Reach::Deferred(late),
         (Reach::Everywhere(a), Reach::Everywhere(b)) => Reach::Everywhere(a.max(b)),
     }
 }

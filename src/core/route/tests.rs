@@ -42,6 +42,11 @@ fn join(kind: Join, on: Vec<Fact>, filter: Vec<Fact>) -> Vec<Reach> {
     reaches(&level(Node::From(vec![node], filter)))
 }
 
+fn late(keys: &[&str]) -> Reach {
+    let keys = keys.iter().map(|k| k.as_bytes().to_vec()).collect();
+    Reach::Deferred(Late { values: BTreeSet::from([3]), keys })
+}
+
 fn nowhere() -> Reach {
     Reach::Everywhere(Reason::NoCondition)
 }
@@ -63,8 +68,8 @@ fn conditions_on_one_table() {
         (vec![Fact::Is(O, vec![Operand::Null])], keys(&[])),
         (vec![Fact::Is(O, vec![known("b"), Operand::Null, known("a")])], keys(&["a", "b"])),
         (vec![Fact::Is(O, vec![known("a"), Operand::Unknown])], unknown.clone()),
-        (vec![Fact::Is(O, vec![Operand::Deferred])], Reach::Deferred),
-        (vec![Fact::Is(O, vec![Operand::Deferred]), is(O, "7")], keys(&["7"])),
+        (vec![Fact::Is(O, vec![Operand::Deferred(3)])], late(&[])),
+        (vec![Fact::Is(O, vec![Operand::Deferred(3)]), is(O, "7")], keys(&["7"])),
         (vec![Fact::Other(vec![O])], unknown.clone()),
         (vec![Fact::Other(vec![O]), is(O, "7")], keys(&["7"])),
         (vec![Fact::AtLeast(O, known("7")), Fact::AtMost(O, known("7"))], keys(&["7"])),
@@ -79,7 +84,7 @@ fn conditions_on_one_table() {
         ),
         (vec![Fact::Any(vec![is(O, "1"), Fact::Other(vec![X])])], or_other),
         (vec![Fact::Any(vec![is(O, "1"), Fact::Never])], keys(&["1"])),
-        (vec![Fact::Any(vec![is(O, "1"), Fact::Is(O, vec![Operand::Deferred])])], Reach::Deferred),
+        (vec![Fact::Any(vec![is(O, "1"), Fact::Is(O, vec![Operand::Deferred(3)])])], late(&["1"])),
         // (k = 1 OR k = 2) AND k = 2
         (vec![Fact::Any(vec![is(O, "1"), is(O, "2")]), is(O, "2")], keys(&["2"])),
     ] {

@@ -1,10 +1,11 @@
 //! The foreign data wrapper `shardmap_fdw`: postgres_fdw's routine, with our callbacks around some of its own.
 //!
 //! Decides nothing about plans and moves no data: postgres_fdw plans, deparses and executes. Ours add what it lacks:
-//! [`scan`] and [`modify`] remember which step of the ladder a statement took and flag fan-outs before a shard is
-//! asked; [`modify`] refuses a row written to a shard that does not own its key, and a change of a row's key.
+//! [`scan`] and [`modify`] remember which step of the ladder a statement took; [`lazy`] flags fan-outs before a shard is
+//! asked, and asks a shard only when rows are wanted that it can have; [`modify`] refuses a row written to a shard that does not own its key, and a change of a row's key.
 //! What always holds: every call into postgres_fdw crosses a guarded boundary, so its errors unwind cleanly.
 
+pub mod lazy;
 pub mod modify;
 pub mod note;
 pub mod scan;
@@ -67,13 +68,19 @@ pub(crate) use call_original;
 pub unsafe extern "C-unwind" fn shardmap_fdw_handler(_fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     let mut routine = *original();
     routine.GetForeignPlan = Some(scan::get_foreign_plan);
-    routine.BeginForeignScan = Some(scan::begin_foreign_scan);
+    routine.BeginForeignScan = Some(lazy::begin_foreign_scan);
+    routine.IterateForeignScan = Some(lazy::iterate_foreign_scan);
+    routine.ReScanForeignScan = Some(lazy::rescan_foreign_scan);
+    routine.ForeignAsyncRequest = Some(lazy::foreign_async_request);
     routine.ExplainForeignScan = Some(scan::explain_foreign_scan);
     routine.PlanForeignModify = Some(modify::plan_foreign_modify);
-    routine.BeginForeignModify = Some(modify::begin_foreign_modify);
+    routine.BeginForeignModify = Some(lazy::begin_foreign_modify);
+    routine.EndForeignModify = Some(lazy::end_foreign_modify);
+    routine.ExecForeignDelete = Some(lazy::exec_foreign_delete);
     routine.ExplainForeignModify = Some(modify::explain_foreign_modify);
     routine.PlanDirectModify = Some(modify::plan_direct_modify);
-    routine.BeginDirectModify = Some(modify::begin_direct_modify);
+    routine.BeginDirectModify = Some(lazy::begin_direct_modify);
+    routine.IterateDirectModify = Some(lazy::iterate_direct_modify);
     routine.ExplainDirectModify = Some(modify::explain_direct_modify);
     routine.BeginForeignInsert = Some(modify::begin_foreign_insert);
     routine.ExecForeignInsert = Some(modify::exec_foreign_insert);

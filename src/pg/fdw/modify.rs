@@ -9,7 +9,7 @@ use pgrx::prelude::*;
 use pgrx::PgList;
 
 use super::scan::{explain, partition, server_name};
-use super::{call_original, note};
+use super::{call_original, lazy, note};
 use crate::pg::catalog::Partition;
 use crate::pg::error::Refusal;
 use crate::pg::flag;
@@ -24,7 +24,7 @@ pub unsafe extern "C-unwind" fn plan_foreign_modify(
     subplan: i32,
 ) -> *mut pg_sys::List {
     refuse_key_change(root, plan, result);
-    note::append(call_original!(PlanForeignModify(root, plan, result, subplan)))
+    note::append(call_original!(PlanForeignModify(root, plan, result, subplan)), std::ptr::null())
 }
 
 /// # Safety
@@ -37,16 +37,16 @@ pub unsafe extern "C-unwind" fn plan_direct_modify(
     subplan: i32,
 ) -> bool {
     refuse_key_change(root, plan, result);
+    let scan = direct_scan(plan, result, subplan);
+    let noted = scan.map(|scan| (*scan).fdw_private);
     let direct = call_original!(PlanDirectModify(root, plan, result, subplan));
-    if direct {
-        if let Some(scan) = direct_scan(plan, result, subplan) {
-            (*scan).fdw_private = note::append((*scan).fdw_private);
-        }
+    if let (true, Some(scan), Some(noted)) = (direct, scan, noted) {
+        (*scan).fdw_private = note::carry_over((*scan).fdw_private, noted);
     }
     direct
 }
 
-/// The foreign scan that postgres_fdw has just turned into a direct modification of `result`.
+/// The foreign scan that postgres_fdw may turn into a direct modification of `result`.
 unsafe fn direct_scan(
     plan: *mut pg_sys::ModifyTable,
     result: pg_sys::Index,
@@ -65,7 +65,7 @@ unsafe fn direct_scan(
         let _leak = plans.into_pg();
     }
     let scan = below.cast::<pg_sys::ForeignScan>();
-    ((*below).type_ == pg_sys::NodeTag::T_ForeignScan && (*scan).resultRelation == result).then_some(scan)
+    ((*below).type_ == pg_sys::NodeTag::T_ForeignScan).then_some(scan)
 }
 
 /// Refuses an UPDATE that assigns to the key column of the logical table that `result` is a part of.
@@ -98,20 +98,6 @@ fn key_change(partition: &Partition) -> Refusal {
 }
 
 /// # Safety
-/// Called by the executor.
-#[pg_guard]
-pub unsafe extern "C-unwind" fn begin_foreign_modify(
-    state: *mut pg_sys::ModifyTableState,
-    result: *mut pg_sys::ResultRelInfo,
-    private: *mut pg_sys::List,
-    subplan: i32,
-    eflags: i32,
-) {
-    flag::at_start((*state).ps.state, private, table_server(result), eflags);
-    call_original!(BeginForeignModify(state, result, private, subplan, eflags));
-}
-
-/// # Safety
 /// Called by the executor, for rows that tuple routing or COPY brings to this partition.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn begin_foreign_insert(
@@ -120,15 +106,6 @@ pub unsafe extern "C-unwind" fn begin_foreign_insert(
 ) {
     flag::at_insert((*state).ps.state, table_server(result));
     call_original!(BeginForeignInsert(state, result));
-}
-
-/// # Safety
-/// Called by the executor.
-#[pg_guard]
-pub unsafe extern "C-unwind" fn begin_direct_modify(node: *mut pg_sys::ForeignScanState, eflags: i32) {
-    let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
-    flag::at_start((*node).ss.ps.state, (*plan).fdw_private, (*plan).fs_server, eflags);
-    call_original!(BeginDirectModify(node, eflags));
 }
 
 /// # Safety
@@ -157,7 +134,11 @@ pub unsafe extern "C-unwind" fn explain_direct_modify(
     explain((*plan).fdw_private, server_name((*plan).fs_server), (*node).ss.ps.state, es);
 }
 
-unsafe fn table_server(result: *mut pg_sys::ResultRelInfo) -> pg_sys::Oid {
+/// The server of the foreign table that is written.
+///
+/// # Safety
+/// `result` must be open.
+pub unsafe fn table_server(result: *mut pg_sys::ResultRelInfo) -> pg_sys::Oid {
     (*pg_sys::GetForeignTable((*(*result).ri_RelationDesc).rd_id)).serverid
 }
 
@@ -171,6 +152,7 @@ pub unsafe extern "C-unwind" fn exec_foreign_insert(
     plan_slot: *mut pg_sys::TupleTableSlot,
 ) -> *mut pg_sys::TupleTableSlot {
     check_owner(result, slot);
+    lazy::begin_modify(result);
     call_original!(ExecForeignInsert(estate, result, slot, plan_slot))
 }
 
@@ -187,6 +169,7 @@ pub unsafe extern "C-unwind" fn exec_foreign_batch_insert(
     for at in 0..*count as usize {
         check_owner(result, *slots.add(at));
     }
+    lazy::begin_modify(result);
     call_original!(ExecForeignBatchInsert(estate, result, slots, plan_slots, count))
 }
 
@@ -200,6 +183,7 @@ pub unsafe extern "C-unwind" fn exec_foreign_update(
     plan_slot: *mut pg_sys::TupleTableSlot,
 ) -> *mut pg_sys::TupleTableSlot {
     check_owner(result, slot);
+    lazy::begin_modify(result);
     call_original!(ExecForeignUpdate(estate, result, slot, plan_slot))
 }
 

@@ -1,4 +1,4 @@
-//! Foreign scans: the note goes into the plan, is acted on at executor start, and is shown by EXPLAIN.
+//! Foreign scans planned and explained: the note goes into the plan and is shown by EXPLAIN. Read next: [`super::lazy`].
 
 use std::ffi::CString;
 
@@ -22,17 +22,12 @@ pub unsafe extern "C-unwind" fn get_foreign_plan(
     outer: *mut pg_sys::Plan,
 ) -> *mut pg_sys::ForeignScan {
     let scan = call_original!(GetForeignPlan(root, baserel, relid, path, tlist, clauses, outer));
-    (*scan).fdw_private = note::append((*scan).fdw_private);
+    let entry = match (*baserel).relid {
+        0 => std::ptr::null_mut(),
+        rti => *(*root).simple_rte_array.add(rti as usize),
+    };
+    (*scan).fdw_private = note::append((*scan).fdw_private, entry);
     scan
-}
-
-/// # Safety
-/// Called by the executor.
-#[pg_guard]
-pub unsafe extern "C-unwind" fn begin_foreign_scan(node: *mut pg_sys::ForeignScanState, eflags: i32) {
-    let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
-    flag::at_start((*node).ss.ps.state, (*plan).fdw_private, (*plan).fs_server, eflags);
-    call_original!(BeginForeignScan(node, eflags));
 }
 
 /// # Safety

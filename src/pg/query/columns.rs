@@ -14,6 +14,8 @@ use crate::pg::keys::KeyType;
 pub struct Side {
     pub column: Column,
     pub kind: KeyKind,
+    /// Whether it is the column itself, without a cast.
+    pub bare: bool,
 }
 
 /// Numbers the columns of a statement.
@@ -66,7 +68,7 @@ impl Columns {
         if !keeps_equality(own, seen_as, bare != node) {
             return None;
         }
-        Some(Side { column: self.of_var(var, levels)?, kind: seen_as })
+        Some(Side { column: self.of_var(var, levels)?, kind: seen_as, bare: bare == node })
     }
 }
 

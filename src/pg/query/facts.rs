@@ -103,8 +103,11 @@ impl Reader<'_> {
         value: *mut pg_sys::Node,
         value_at: usize,
     ) -> Option<Fact> {
+        if side.bare && self.is_initplan(value) {
+            return Some(Fact::Is(side.column, vec![self.deferred(std::ptr::null_mut())]));
+        }
         let operand = self.operand(side, value);
-        if operand == Operand::Deferred && tag(strip(value)) != pg_sys::NodeTag::T_Param {
+        if matches!(operand, Operand::Deferred(_)) && tag(strip(value)) != pg_sys::NodeTag::T_Param {
             self.late.push(Late { equality: op, value_at });
         }
         Some(Fact::Is(side.column, vec![operand]))
@@ -126,7 +129,7 @@ impl Reader<'_> {
         }
         let operands = match self.simplified(array)? {
             Value::Constant(constant) => array_elements(side, constant)?,
-            Value::Deferred => vec![Operand::Deferred],
+            Value::Deferred(node) => vec![self.deferred(node)],
         };
         Some(Fact::Is(side.column, operands))
     }
@@ -149,13 +152,27 @@ impl Reader<'_> {
     pub unsafe fn value(&mut self, node: *mut pg_sys::Node) -> Operand {
         match self.simplified(node) {
             None => Operand::Unknown,
-            Some(Value::Deferred) => Operand::Deferred,
+            Some(Value::Deferred(node)) => self.deferred(node),
             Some(Value::Constant(constant)) if (*constant).constisnull => Operand::Null,
             Some(Value::Constant(constant)) => match KeyType::of((*constant).consttype) {
                 Some(key_type) => Operand::Known(key_type.with_canonical((*constant).constvalue, <[u8]>::to_vec)),
                 None => Operand::Unknown,
             },
         }
+    }
+
+    /// Whether `node` is a subquery that depends on no row: it runs once, and Postgres itself prunes by its value, if the
+    /// column is not cast.
+    unsafe fn is_initplan(&self, node: *mut pg_sys::Node) -> bool {
+        let Some(link) = cast::<pg_sys::SubLink>(strip(node), pg_sys::NodeTag::T_SubLink) else { return false };
+        (*link).subLinkType == pg_sys::SubLinkType::EXPR_SUBLINK
+            && !pg_sys::contain_volatile_functions(node)
+            && (0..self.levels.len()).all(|level| !pg_sys::contain_vars_of_level(node, level as i32))
+    }
+
+    fn deferred(&mut self, node: *mut pg_sys::Node) -> Operand {
+        self.values.push(node);
+        Operand::Deferred(self.values.len() as u32 - 1)
     }
 
     /// `node` simplified as the planner will do it; `None` if it depends on a row or may change while the statement
@@ -188,7 +205,7 @@ impl Reader<'_> {
         let simple = pg_sys::eval_const_expressions(self.planner(), node);
         Some(match cast::<pg_sys::Const>(simple, pg_sys::NodeTag::T_Const) {
             Some(constant) => Value::Constant(constant),
-            None => Value::Deferred,
+            None => Value::Deferred(simple),
         })
     }
 
@@ -205,7 +222,7 @@ impl Reader<'_> {
 
 enum Value {
     Constant(*mut pg_sys::Const),
-    Deferred,
+    Deferred(*mut pg_sys::Node),
 }
 
 /// The elements of a constant array whose elements `side` is compared with.
@@ -214,24 +231,7 @@ unsafe fn array_elements(side: Side, constant: *const pg_sys::Const) -> Option<V
         return Some(vec![Operand::Null]);
     }
     let element = pg_sys::get_base_element_type((*constant).consttype);
-    let key_type = KeyType::of(element).filter(|t| comparable(side.kind, t.kind))?;
-    let (mut length, mut by_value, mut align) = (0i16, false, 0i8);
-    pg_sys::get_typlenbyvalalign(key_type.oid, &mut length, &mut by_value, &mut align);
-    let array = pg_sys::pg_detoast_datum((*constant).constvalue.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
-    let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
-    pg_sys::deconstruct_array(
-        array,
-        key_type.oid,
-        i32::from(length),
-        by_value,
-        align as _,
-        &mut values,
-        &mut nulls,
-        &mut count,
-    );
-    let operand = |at: usize| match *nulls.add(at) {
-        true => Operand::Null,
-        false => Operand::Known(key_type.with_canonical(*values.add(at), <[u8]>::to_vec)),
-    };
-    Some((0..count as usize).map(operand).collect())
+    KeyType::of(element).filter(|t| comparable(side.kind, t.kind))?;
+    let elements = crate::pg::keys::array_elements((*constant).consttype, (*constant).constvalue)?;
+    Some(elements.into_iter().map(|key| key.map_or(Operand::Null, Operand::Known)).collect())
 }

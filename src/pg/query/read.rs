@@ -45,6 +45,8 @@ pub struct Reading {
     pub tables: Vec<Reference>,
     pub level: Level,
     pub late: Vec<Conjunct>,
+    /// The expressions behind `Operand::Deferred`, by its number; NULL for a subquery, whose value only the executor knows.
+    pub values: Vec<*mut pg_sys::Node>,
 }
 
 /// A common table expression that is read where it is used.
@@ -60,6 +62,7 @@ pub struct Reader<'a> {
     pub levels: Vec<*mut pg_sys::Query>,
     /// Equalities met in the condition being read.
     pub late: Vec<Late>,
+    pub values: Vec<*mut pg_sys::Node>,
     conjuncts: Vec<Conjunct>,
     tables: Vec<Reference>,
     inlined: Inlined,
@@ -85,6 +88,7 @@ pub unsafe fn read(catalog: &Catalog, query: *mut pg_sys::Query, params: pg_sys:
         columns: Columns::default(),
         levels: Vec::new(),
         late: Vec::new(),
+        values: Vec::new(),
         conjuncts: Vec::new(),
         tables: Vec::new(),
         inlined: Inlined::new(),
@@ -93,7 +97,7 @@ pub unsafe fn read(catalog: &Catalog, query: *mut pg_sys::Query, params: pg_sys:
     let arms = reader.arms(query);
     let all = Derived { arms: arms.levels.into_iter().map(|(level, _)| level).collect(), outputs: Vec::new() };
     let level = level(Node::Derived(all));
-    Reading { tables: reader.tables, level, late: reader.conjuncts }
+    Reading { tables: reader.tables, level, late: reader.conjuncts, values: reader.values }
 }
 
 fn level(from: Node) -> Level {
