@@ -24,7 +24,7 @@ use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{mark, LateKeys, Note, Planned, Planning};
 use crate::pg::query::read::{read, Reading, Reference, Usage};
 use crate::pg::query::substitute::{is_plain_do_nothing, send_as_value, substitute};
-use crate::pg::query::tree::{cast, items, rte, walk_level};
+use crate::pg::query::tree::{cast, items, walk_level};
 use crate::pg::settings::{FanoutPolicy, ENABLE_ROUTING};
 
 static PREVIOUS: OnceLock<pg_sys::planner_hook_type> = OnceLock::new();
@@ -55,7 +55,7 @@ unsafe extern "C-unwind" fn plan(
     if reading.tables.is_empty() {
         return hand_on(query, sql, options, params);
     }
-    refuse_unsupported(query, &reading);
+    refuse_unsupported(&reading);
     let plan = route(&reading);
     // Shards are left out at run time scan by scan; a join or aggregate of all partitions would start them all.
     let _partitionwise = (!plan.prunes_late).then(Partitionwise::on);
@@ -206,10 +206,10 @@ fn place(reference: &Reference, reach: Option<Reach>) -> Place {
                 None => return Place::EachRow,
             }
         }
-        (Usage::Read, Some(Reach::Keys(keys))) => keys,
-        (Usage::Read, Some(Reach::Deferred(late))) => return Place::Late(late),
-        (Usage::Read, Some(Reach::Everywhere(reason))) => return Place::Everywhere(reason),
-        (Usage::Read, None) => return Place::Everywhere(Reason::UnknownValue),
+        (Usage::Read | Usage::Merge, Some(Reach::Keys(keys))) => keys,
+        (Usage::Read | Usage::Merge, Some(Reach::Deferred(late))) => return Place::Late(late),
+        (Usage::Read | Usage::Merge, Some(Reach::Everywhere(reason))) => return Place::Everywhere(reason),
+        (Usage::Read | Usage::Merge, None) => return Place::Everywhere(Reason::UnknownValue),
     };
     let shards: BTreeSet<ShardNumber> = keys.iter().map(|key| table.keyspace.owner(key)).collect();
     match (shards.len(), &reference.usage) {
@@ -220,7 +220,7 @@ fn place(reference: &Reference, reach: Option<Reach>) -> Place {
 }
 
 /// Refuses what postgres_fdw would refuse less clearly, or not at all.
-unsafe fn refuse_unsupported(query: *mut pg_sys::Query, reading: &Reading) {
+unsafe fn refuse_unsupported(reading: &Reading) {
     for reference in &reading.tables {
         let table = &reference.table.name;
         let statement = reference.query;
@@ -238,19 +238,14 @@ unsafe fn refuse_unsupported(query: *mut pg_sys::Query, reading: &Reading) {
             )
             .raise()
         }
-    }
-    let target = match (*query).commandType {
-        pg_sys::CmdType::CMD_MERGE => rte(query, (*query).resultRelation as u32),
-        _ => None,
-    };
-    let merged = target.and_then(|entry| reading.tables.iter().find(|r| r.table.relid == (*entry).relid));
-    if let Some(reference) = merged {
-        Refusal::new(
-            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-            format!("MERGE into table {} is not supported", reference.table.name),
-        )
-        .hint("Use UPDATE, DELETE and INSERT .. ON CONFLICT DO NOTHING in one transaction.")
-        .raise()
+        if reference.usage == Usage::Merge {
+            Refusal::new(
+                PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+                format!("MERGE into table {table} is not supported"),
+            )
+            .hint("Use UPDATE, DELETE and INSERT .. ON CONFLICT DO NOTHING in one transaction.")
+            .raise()
+        }
     }
 }
 

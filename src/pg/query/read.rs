@@ -22,6 +22,8 @@ pub enum Usage {
     Read,
     /// Rows with these keys are inserted; `None`: each row's key is known only when it comes.
     Insert(Option<Vec<Operand>>),
+    /// It is the target of MERGE.
+    Merge,
 }
 
 /// A reference to a logical table.
@@ -171,7 +173,7 @@ impl Reader<'_> {
 
     /// A query without set operations.
     unsafe fn plain(&mut self, query: *mut pg_sys::Query) -> Arms {
-        self.insert_target(query);
+        self.written(query);
         let jointree = (*query).jointree;
         let from = match jointree.is_null() {
             true => Node::Local,
@@ -195,15 +197,17 @@ impl Reader<'_> {
         Arms { levels: vec![(Level { from, sublinks, apart: Vec::new(), always_yields }, outputs)], open }
     }
 
-    unsafe fn insert_target(&mut self, query: *mut pg_sys::Query) {
-        if (*query).commandType != pg_sys::CmdType::CMD_INSERT {
-            return;
-        }
+    /// The target of INSERT or MERGE, which is not in the join tree.
+    unsafe fn written(&mut self, query: *mut pg_sys::Query) {
         let rti = (*query).resultRelation as u32;
         let Some(entry) = rte(query, rti) else { return };
         let Some(table) = self.catalog.table((*entry).relid).cloned() else { return };
-        let keys = self.inserted_keys(query, &table);
-        self.tables.push(Reference { query, rti, table, usage: Usage::Insert(keys) });
+        let usage = match (*query).commandType {
+            pg_sys::CmdType::CMD_INSERT => Usage::Insert(self.inserted_keys(query, &table)),
+            pg_sys::CmdType::CMD_MERGE => Usage::Merge,
+            _ => return,
+        };
+        self.tables.push(Reference { query, rti, table, usage });
     }
 
     /// The keys of an INSERT's rows, where they can be seen.
