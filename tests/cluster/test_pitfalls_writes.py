@@ -199,7 +199,7 @@ MERGE = pytest.mark.xfail(strict=True, reason="the executor refuses MERGE first,
     pytest.param("MERGE INTO t USING u ON t.k = u.k AND t.id = u.id WHEN MATCHED THEN DELETE", marks=MERGE),
     pytest.param("MERGE INTO t USING (VALUES (1)) v ON t.k = v.column1 WHEN NOT MATCHED THEN INSERT VALUES (1, 1)",
                  marks=MERGE),
-    pytest.param("MERGE INTO t USING local l ON t.k = l.k AND t.id = l.id WHEN NOT MATCHED THEN DO NOTHING", marks=MERGE),
+    pytest.param("MERGE INTO t USING local l ON t.k = l.k WHEN NOT MATCHED THEN DO NOTHING", marks=MERGE),
 ])
 def test_pitfall_25_refusals_have_a_code_and_a_hint(db, conn, routing, sql):
     before = stored(db, "t")
