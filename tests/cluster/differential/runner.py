@@ -1,0 +1,269 @@
+"""The loop: rounds of units, each statement on both sides, answers and states compared.
+
+A round is a seed of its own: fresh rows, one time zone, UNITS units. What always holds: after a statement that may have
+written, the tables concerned hold the same rows on both sides; at the end of a round every row is on the shard that owns
+it. After a failure the rows are made the same again, so that one defect does not show as many.
+"""
+
+import random
+import time
+
+from . import known
+from .generator import Generator
+from .report import Failure
+from .schema import TABLES, USER, random_rows, stored_columns
+from .session import Answer, Lost, Session, difference
+from .tree import minimise, render
+from .values import literal, rebound
+
+UNITS = 60
+ROWS = 30
+SAME_ROWS = 8  # rounds one after another that have the same rows
+
+
+class Runner:
+    """Both sessions and what they have seen."""
+
+    def __init__(self, dsn, seed, log=print):
+        encoder = {}
+        self.dist, self.plain = Session(dsn, "dist", encoder), Session(dsn, "plain", encoder)
+        self.sides = (self.dist, self.plain)
+        self.seed, self.log = seed, log
+        self.filled, self.dirty, self.rows = None, set(), {}
+        self.errors = {}  # SQLSTATE -> how often both sides failed with it
+        self.failures, self.counts = [], {"statements": 0, "errors": 0, "refused": 0, "open": 0, "rounds": 0, "timeouts": 0}
+
+    def run(self, minutes=None, rounds=None, most_failures=5):
+        """Runs rounds until the time is over, or those numbers given."""
+        deadline = time.monotonic() + (minutes or 0) * 60
+        for number in rounds or range(10**9):
+            if (minutes and time.monotonic() > deadline) or len(self.failures) >= most_failures:
+                break
+            self.round(number)
+        return self.failures
+
+    def both(self, sql):
+        for side in self.sides:
+            side.command(sql)
+
+    def round(self, number):
+        self.name = f"{self.seed}/{number}"
+        self.counts["rounds"] += 1
+        rng = random.Random(self.name)
+        self.zone = rng.choice(["UTC", "UTC", "America/New_York", "Asia/Kolkata"])
+        self.fill(f"{self.seed}/{number // SAME_ROWS}")
+        self.reset()
+        generator = Generator(rng)
+        for index in range(UNITS):
+            generator.start()
+            unit = generator.unit()
+            self.where = f"{self.name} unit {index}"
+            try:
+                clean = self.unit(unit)
+            except Lost as lost:
+                self.failures.append(Failure(self.where, "the connection broke", self.last, str(lost)))
+                clean = False
+            if not clean:
+                self.reset()
+        self.audit()
+
+    def fill(self, name):
+        """Chooses the round's rows, by their own seed."""
+        if name != self.filled:
+            rng = random.Random(name)
+            self.rows = {table.name: random_rows(rng, table, ROWS) for table in TABLES}
+            self.filled, self.dirty = name, {table.name for table in TABLES}
+
+    def reset(self):
+        """Gives the tables that may have changed the round's rows, on both sides."""
+        for side in self.sides:
+            if side.pg.status != 0:
+                side.reconnect()
+            side.simple("ROLLBACK")
+            side.simple("RESET ROLE; DEALLOCATE ALL")
+            side.command("SET datestyle = 'ISO, MDY'; SET timezone = 'UTC'")
+            for table in (t for t in TABLES if t.name in self.dirty):
+                side.command(f"TRUNCATE {table.name}")
+                data = "".join("\t".join(map(_copied, row)) + "\n" for row in self.rows[table.name])
+                answer = side.copy_in(f"COPY {table.name} ({', '.join(stored_columns(table))}) FROM STDIN", data)
+                if answer.error:
+                    raise AssertionError(f"{side.schema}.{table.name}: {answer}")
+            side.command(f"SET timezone = '{self.zone}'")
+        self.dirty = set()
+        self.dist.command("SET shardmap.fanout_policy = 'allow'")
+
+    def audit(self):
+        self.dist.simple("RESET ROLE")
+        misplaced = self.dist.command("SELECT * FROM public.misplaced_rows()")
+        if misplaced.rows:
+            self.failures.append(Failure(f"{self.name} end", "rows on a shard that does not own them", [], str(misplaced)))
+
+    def unit(self, unit):
+        """Runs a unit; returns whether both sides are still the same."""
+        self.last, changed = [], set()
+        for side in self.sides:
+            for name, value in unit.settings.items():
+                side.command(f"SELECT set_config('{name}', {literal('text', value)}, false)")
+        for name, value in unit.dist_settings.items():
+            self.dist.command(f"SET {name} = {value}")
+        if unit.as_user:
+            self.both(f"SET ROLE {USER}")
+        try:
+            for step in unit.steps:
+                changed.update(step.tables)
+                self.dirty.update(step.tables)
+                if not self.step(step, unit, changed):
+                    return False
+        finally:
+            if self.dist.pg.status == 0:
+                for side in self.sides:
+                    side.simple("ROLLBACK")
+                    side.simple("RESET ROLE; DEALLOCATE ALL")
+                for name in unit.dist_settings:
+                    self.dist.simple(f"RESET {name}")
+        return True
+
+    def step(self, step, unit, changed):
+        sql = render(step.tree)
+        settings = ", ".join(f"{k}={v}" for k, v in unit.dist_settings.items())
+        self.last.append(f"-- form {step.form}; {settings}{'; as ' + USER if unit.as_user else ''}\n{sql};")
+        guard = step.refusal and len(unit.steps) > 1
+        if "gen" in step.tables and not self.dist.failed:
+            for side in self.sides:
+                side.simple("SELECT setval(pg_get_serial_sequence('gen', 'id'), %d)" % (50000 + self.counts["statements"]))
+        if guard:
+            for side in self.sides:
+                side.simple("SAVEPOINT refused")
+        answers = self.send(self.dist, step)
+        if step.refusal and any(a.error in known.REFUSALS[step.refusal] for a in answers):
+            self.counts["refused"] += 1
+            if guard:
+                for side in self.sides:
+                    side.simple("ROLLBACK TO SAVEPOINT refused")
+            return True
+        self.counts["statements"] += len(answers)
+        if step.kind == "explain":
+            return self.explained(step, answers)
+        expected = self.send(self.plain, step)
+        for error in (a.error for a in expected if a.error):
+            self.counts["errors"] += 1
+            self.errors[error] = self.errors.get(error, 0) + 1
+        why = self.differ(step, answers, expected)
+        if why is None and step.kind != "query" and not self.dist.failed:
+            why, answers, expected = self.state(changed, answers, expected)
+        if why is None:
+            return True
+        return self.failed(step, unit, why, answers, expected)
+
+    def explained(self, step, answers):
+        """EXPLAIN has no counterpart; it must not fail in a way of its own."""
+        for answer in answers:
+            if answer.error and not answer.error.startswith(("42", "22", "25")):
+                self.failures.append(Failure(self.where, "EXPLAIN failed", self.last, str(answer)))
+                return False
+        if self.dist.failed:
+            self.plain.simple("SELECT 1/0")
+        return True
+
+    def differ(self, step, answers, expected):
+        for each, other in zip(answers, expected):
+            if "57014" in (each.error, other.error):
+                self.counts["timeouts"] += 1
+                return "timeout of one side" if each.error != other.error else None
+            order = step.order if step.form not in ("function",) else ()
+            if why := difference(each, other, order):
+                return why
+        return None if len(answers) == len(expected) else "number of answers"
+
+    def state(self, tables, answers, expected):
+        """Compares the rows of tables."""
+        for table in sorted(tables):
+            sql = f"SELECT * FROM {table}"
+            here, there = self.dist.simple(sql), self.plain.simple(sql)
+            if why := difference(here, there):
+                return f"{why} of table {table} afterwards", [*answers, only(here, there)], [*expected, only(there, here)]
+        return None, answers, expected
+
+    def send(self, side, step):
+        """Runs a step on one side: its answers."""
+        if step.kind in ("control", "explain"):
+            return [side.simple(render(step.tree))]
+        if step.kind == "copy in":
+            return [side.copy_in(render(step.tree), step.data)]
+        if step.kind == "copy out":
+            return [side.copy_out(render(step.tree))]
+        if step.form == "simple":
+            return [side.simple(render(step.tree))]
+        if step.form == "cursor":
+            return side.cursor(render(step.tree))
+        values = []
+        sql = render(step.tree, values, "p" if step.form == "function" else "$")
+        sets = [[(v.type, v.text, v.declared) for v in values]]
+        rng = random.Random(step.seed)
+        for _ in range(rng.choice([0, 1, 2, 6]) if step.kind == "query" else rng.choice([0, 1])):
+            sets.append([(v.type, rebound(rng, v), v.declared) for v in values])
+        literals = [[literal(type, text) for type, text, _ in each] for each in sets]
+        if step.form == "prepare":
+            return side.sql_prepare(sql, sets, literals)
+        if step.form == "function":
+            return side.function(sql, sets, literals, step.has_rows)
+        return side.prepared(sql, sets, step.form)
+
+    def failed(self, step, unit, why, answers, expected):
+        """Keeps a failure, made smaller if it shows on the round's rows by itself. Returns False: the sides differ."""
+        pair = next(((a, b) for a, b in zip(answers, expected) if difference(a, b, step.order)), (answers[-1], expected[-1]))
+        details = f"distributed: {pair[0]}\nplain: {pair[1]}"
+        if name := known.open_defect("\n".join(self.last[-1:]), f"{why}\n{details}"):
+            self.counts["open"] += 1
+            self.counts[name] = self.counts.get(name, 0) + 1
+            return False
+        before = list(self.last)
+        self.reset()
+        smaller = None
+        if len(unit.steps) == 1 and self.again(step, unit):
+            minimise(step.tree, lambda: self.again(step, unit))
+            smaller = self.last[0]
+        explain = self.dist.simple("EXPLAIN (VERBOSE) " + render(step.tree)) if step.kind in ("query", "write") else Answer()
+        plan = "\n".join(row[0] for row in explain.rows) or str(explain)
+        if smaller:
+            details += f"\nsmaller:\n{smaller}\n{self.details}"
+        settings = "".join(f"SET {k} = {literal('text', v)};\n" for k, v in unit.settings.items())
+        failure = Failure(self.where, why, before, f"{details}\nSET timezone = '{self.zone}';\n{settings}plan:\n{plan}")
+        self.failures.append(failure)
+        self.log(str(failure))
+        return False
+
+    def again(self, step, unit):
+        """Whether the step, run by itself on the round's rows, fails again."""
+        failures, log, name_of = self.failures, self.log, self.failed
+        seen = []
+        self.failures, self.log = [], lambda text: None
+        self.failed = lambda *args: seen.append(args) or False
+        try:
+            clean = self.unit(unit)
+            if step.tables:
+                self.reset()
+        except Lost:
+            clean = False
+            self.reset()
+        finally:
+            self.failures, self.log = failures, log
+            del self.failed
+        if seen:
+            _, _, why, answers, expected = seen[0]
+            pair = next(((a, b) for a, b in zip(answers, expected) if difference(a, b, step.order)), (answers[-1], expected[-1]))
+            self.details = f"distributed: {pair[0]}\nplain: {pair[1]}"
+        return not clean and bool(seen)
+
+
+def only(left, right):
+    """The rows that the left answer has and the right one has not."""
+    rest = list(right.rows)
+    missing = [row for row in left.rows if row not in rest or rest.remove(row)]
+    return Answer(left.error, left.message, "only here", left.columns, missing)
+
+
+def _copied(value):
+    if value is None:
+        return "\\N"
+    return value.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")

@@ -1,0 +1,245 @@
+"""Statements that write: INSERT, UPDATE, DELETE, MERGE, COPY, TRUNCATE, and CTEs that write.
+
+What always holds: the outcome is defined. A row that is updated from a join matches one row there; rows that may
+collide come in a defined order or are the same; a statement can fail in one way only.
+"""
+
+import dataclasses
+
+from .queries import Query
+from .relations import Column, Relation
+from .schema import TABLES, VIEWS, random_row, stored_columns, types_of
+from .tree import Part, joined
+from .values import FAMILY, null, quoted, spelled, typed
+
+WRITABLE = [*TABLES, *VIEWS]
+
+
+@dataclasses.dataclass
+class Step:
+    """One statement of a unit."""
+
+    tree: object
+    kind: str = "query"  # query, write, control, copy in, copy out, explain
+    order: tuple = ()
+    tables: tuple = ()  # stored names of tables that it may change
+    refusal: str = None  # a key of known.REFUSALS
+    data: str = ""  # of COPY .. FROM
+    has_rows: bool = True
+    form: str = "simple"
+    seed: int = 0
+
+
+class Writes:
+    """Part of the generator."""
+
+    def target(self):
+        pool = [t for t in WRITABLE if t.family == self.family] if self.rng.random() < 0.9 else WRITABLE
+        return self.rng.choice(pool)
+
+    def write(self):
+        kind = self.rng.choices(
+            [self.insert, self.insert_select, self.update, self.delete, self.copy_in, self.merge, self.truncate,
+             self.modifying_cte], [30, 12, 28, 16, 6, 3, 1, 8])[0]
+        return kind()
+
+    def returning(self, alias, table, more=()):
+        """' RETURNING ..' or nothing."""
+        if self.rng.random() < 0.5:
+            return ""
+        columns = [f"{alias}{c}" for c in types_of(table)]
+        some = self.rng.sample(columns, self.rng.choice([1, 2, 4]))
+        return Part(" RETURNING " + self.rng.choice([", ".join(some), f"{some[0]}, {alias}id + 1", f"{alias}*" if alias else "*",
+                                                     ", ".join([*some, *more])]), "")
+
+    @staticmethod
+    def _has_rows(returning):
+        return isinstance(returning, Part)
+
+    def _id(self):
+        return str(self.rng.randrange(1, 30) if self.rng.random() < 0.3 else self.rng.randrange(100, 100000))
+
+    def insert(self):
+        table = self.target()
+        columns = stored_columns(table)
+        if self.rng.random() < 0.4:
+            columns = ["k", "id", *self.rng.sample([c for c in columns if c not in ("k", "id")], 2)]
+        if table.name == "gen" and self.rng.random() < 0.5:
+            columns = [c for c in columns if c != "id"]
+        self.rng.shuffle(columns)
+        types, rows = types_of(table), []
+        for _ in range(self.rng.choice([1, 1, 1, 2, 3, 8])):
+            row = dict(zip(stored_columns(table), random_row(self.rng, table, self._id())))
+            values = [self._inserted(table, c, types[c], row[c]) for c in columns]
+            rows.append(["(", joined(", ", values), ")"])
+        conflict, refusal = self._conflict(table)
+        returning = self.returning("", table)
+        rows = Part(rows, *rows) if len(rows) > 1 else rows
+        rows = Part(joined(", ", rows.choices[0]), *rows.choices[1:]) if isinstance(rows, Part) else rows
+        tree = [f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ", rows, conflict, returning]
+        return Step(tree, "write", (), (table.stored,), refusal, has_rows=self._has_rows(returning))
+
+    def _inserted(self, table, column, type, text):
+        if text is None or (column == "k" and self.rng.random() < 0.01):
+            return null(type)
+        if table.name == "gen" and column in ("a", "b", "d") and self.rng.random() < 0.2:
+            return "DEFAULT"
+        value = typed(self.rng, type, text)
+        if self.rng.random() < 0.5:
+            value.literal, value.parameter = quoted(text), "{}"
+        if column == "k" and self.rng.random() < 0.08:
+            return ["coalesce(", null(type), ", ", typed(self.rng, type, text), ")"]
+        return value
+
+    def _conflict(self, table):
+        roll = self.rng.random()
+        if roll < 0.2:
+            return " ON CONFLICT DO NOTHING", None
+        if roll < 0.24:
+            return self.rng.choice([" ON CONFLICT (k, id) DO NOTHING", " ON CONFLICT (k, id) DO UPDATE SET a = excluded.a, b = 'up'"]), \
+                "conflict target" if table.keyspace else None
+        return "", None
+
+    def insert_select(self):
+        table = self.target()
+        sources = [t for t in WRITABLE if t.type == table.type]
+        source = self.rng.choice(sources)
+        relation = self.relation_of(source, "s")
+        columns = stored_columns(table)
+        add = self.rng.choice([0, 100, 1000, 5000])
+        values = [f"s.id + {add}" if c == "id" else f"s.{c}" for c in columns]
+        conflict, refusal = self._conflict(table)
+        if "DO UPDATE" in conflict:
+            conflict, refusal = " ON CONFLICT DO NOTHING", None
+        if self.rng.random() < 0.3:
+            values[columns.index("k")] = typed(self.rng, table.type)
+            values[columns.index("id")] = f"(SELECT count(*)::int + {add} FROM {source.name} x WHERE (x.k, x.id) < (s.k, s.id))"
+        returning = self.returning("", table)
+        limit = Part(self.rng.choice(["", "", f" ORDER BY s.k, s.id LIMIT {self.rng.choice([1, 5])}"]), "")
+        tree = [f"INSERT INTO {table.name} ({', '.join(columns)}) SELECT ", joined(", ", values),
+                f" FROM {source.name} s", self.where([relation]), limit, conflict, returning]
+        return Step(tree, "write", (), (table.stored,), refusal, has_rows=self._has_rows(returning))
+
+    def _assignments(self, table, alias, source=None):
+        """SET list, and the refusal that it brings."""
+        choices = {
+            "a": [typed(self.rng, "int4", str(self.rng.randrange(20))), f"{alias}.a + 1", f"coalesce({alias}.a, 0) + 1", "NULL",
+                  f"CASE WHEN {alias}.id % 2 = 0 THEN 7 ELSE {alias}.a END", "5000"],
+            "b": [typed(self.rng, "text", "new"), f"{alias}.b || '+'", "DEFAULT", "'lit'", "current_setting('app.text')"],
+            "n": [f"{alias}.n + 1.25", typed(self.rng, "numeric", "3.50"), f"{alias}.a * 0.5"],
+            "d": [typed(self.rng, "date", "2023-07-07"), f"{alias}.d + 1"],
+            "r": [typed(self.rng, table.type), f"{alias}.k", "NULL"],
+        }
+        weights = {"5000": 0.1}
+        if source is not None:
+            choices["a"].append(f"{source}.a")
+            choices["b"].append(f"coalesce({source}.b, {alias}.b)")
+        if self.budget > 0:
+            inner, _ = self.subselect([self.relation_of(table, alias)], (), ["int4"], aggregate="max", correlated=True)
+            choices["a"].append(["(", inner, ")"])
+        names = [c for c in choices if c in stored_columns(table)]
+        pieces = []
+        for name in self.rng.sample(names, self.rng.choice([1, 1, 2, 3])):
+            pool = choices[name]
+            value = self.rng.choices(pool, [weights.get(p, 1) if isinstance(p, str) else 1 for p in pool])[0]
+            pieces.append([f"{name} = ", value])
+        refusal = None
+        if self.rng.random() < 0.03:
+            pieces.append(["k = ", typed(self.rng, table.type)])
+            refusal = "key change" if table.keyspace else None
+        return Part(joined(", ", pieces), *pieces) if len(pieces) > 1 and not refusal else joined(", ", pieces), refusal
+
+    def _joined_source(self, alias):
+        """Another table to read in UPDATE .. FROM or DELETE .. USING: tree, relations, conditions, whether unique."""
+        if self.budget < 1 or self.rng.random() < 0.6:
+            return "", [], [], None
+        item, other = self.item(1)
+        unique = other.table is not None and other.table.kind == "table"
+        return item, [other], [], other.alias if unique else None
+
+    def update(self):
+        table, alias = self.target(), self.rng.choice(["", "u"])
+        name = alias or table.name
+        relation = self.relation_of(table, name)
+        item, others, conditions, unique = self._joined_source(name)
+        if others:
+            conditions.append(self.join_condition([relation], others, only_equal=True))
+            if unique:
+                conditions.append(f"{name}.id = {unique}.id AND {name}.k = {unique}.k")
+                unique = unique if FAMILY[others[0].table.type] == table.family else None
+        sets, refusal = self._assignments(table, name, unique)
+        returning = self.returning(f"{name}.", table, [f"{unique}.a"] if unique else ())
+        tree = [f"UPDATE {table.name} {alias} SET ", sets, [" FROM ", item] if others else "",
+                self.where([relation, *others], (), conditions), returning]
+        return Step(tree, "write", (), (table.stored,), refusal, has_rows=self._has_rows(returning))
+
+    def delete(self):
+        table, alias = self.target(), self.rng.choice(["", "u"])
+        name = alias or table.name
+        relation = self.relation_of(table, name)
+        item, others, conditions, _ = self._joined_source(name)
+        if others:
+            conditions.append(self.join_condition([relation], others))
+        returning = self.returning(f"{name}.", table)
+        if not others:
+            conditions.append(self.condition([relation]))
+        tree = [f"DELETE FROM {table.name} {alias}", [" USING ", item] if others else "",
+                self.where([relation, *others], (), conditions), returning]
+        return Step(tree, "write", (), (table.stored,), has_rows=self._has_rows(returning))
+
+    def copy_in(self):
+        table = self.rng.choice([t for t in TABLES if t.family == self.family])
+        lines = []
+        for _ in range(self.rng.choice([1, 3, 20])):
+            row = random_row(self.rng, table, self._id())
+            escaped = ["\\N" if v is None else v.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n") for v in row]
+            lines.append("\t".join(escaped) + "\n")
+        sql = f"COPY {table.name} ({', '.join(stored_columns(table))}) FROM STDIN"
+        return Step(sql, "copy in", (), (table.stored,), data="".join(lines))
+
+    def merge(self):
+        table, source = self.target(), None
+        source = self.rng.choice([t for t in TABLES if t.type == table.type])
+        sql = [f"MERGE INTO {table.name} t USING {source.name} s ON t.k = s.k AND t.id = s.id AND ",
+               self.condition([self.relation_of(table, "t")], depth=0), " WHEN MATCHED THEN UPDATE SET b = s.b"]
+        if self.rng.random() < 0.5 and table.kind == "table":
+            sql.append(" WHEN NOT MATCHED THEN INSERT (k, id, a) VALUES (s.k, s.id + 7000, s.a)")
+        return Step(sql, "write", (), (table.stored,), "merge" if table.keyspace else None, has_rows=False)
+
+    def truncate(self):
+        table = self.rng.choice(TABLES)
+        return Step(f"TRUNCATE {table.name}", "control", (), (table.stored,), has_rows=False)
+
+    def modifying_cte(self):
+        step = self.rng.choice([self.insert, self.update, self.delete])()
+        table = next(t for t in WRITABLE if t.stored == step.tables[0])
+        tree = step.tree[:-1]
+        if step.refusal:
+            return step
+        columns = [("k", table.type, "k"), ("id", "int4", "id"), ("a", "int4", "x")]
+        name = self.alias("m")
+        prefix = self._prefix(tree)
+        cte = [f"WITH {name} (c1, c2, c3) AS (", tree, " RETURNING " + ", ".join(prefix + c for c, _, _ in columns), ") "]
+        if self.rng.random() < 0.3:
+            other = self.rng.choice([t for t in TABLES if t.type == table.type])
+            tail = f"INSERT INTO {other.name} (k, id, a) SELECT c1, c2 + 20000, c3 FROM {name}"
+            return Step([*cte, tail], "write", (), (table.stored, other.stored), has_rows=False)
+        before, self.ctes = self.ctes, [(name, Query("", [(t, r) for _, t, r in columns]))]
+        relation = Relation(name, [Column(f"{name}.c{i + 1}", t, r) for i, (_, t, r) in enumerate(columns)])
+        tail = f"SELECT count(*), min(c2), sum(c3) FROM {name}"
+        if self.rng.random() < 0.6:
+            item, other = self.item(0)
+            tail = [f"SELECT count(*), sum({name}.c3) FROM {name} LEFT JOIN ", item, " ON ",
+                    self.join_condition([relation], [other])]
+        self.ctes = before
+        return Step([*cte, tail], "write", (), (table.stored,))
+
+    @staticmethod
+    def _prefix(tree):
+        """How RETURNING must name the columns of the statement's target."""
+        words = tree[0].split()
+        if words[0] == "INSERT":
+            return ""
+        name = words[1] if words[0] == "UPDATE" else words[2]
+        alias = words[2:3] if words[0] == "UPDATE" else words[3:4]
+        return (alias[0] if alias and alias[0] == "u" else name) + "."

@@ -1,0 +1,33 @@
+"""Generated statements on four shards and on plain tables must give the same answers, row counts, errors and states.
+
+DIFFERENTIAL_MINUTES: for how long (2). DIFFERENTIAL_SEED: `seed` or `seed/round`, as a failure prints it.
+"""
+
+import os
+import random
+
+import pytest
+from cluster import Cluster
+from differential import schema
+from differential.runner import Runner
+
+MINUTES = float(os.environ.get("DIFFERENTIAL_MINUTES") or 2)
+SHARDS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(shards=SHARDS) as cluster:
+        schema.create(cluster, SHARDS)
+        yield cluster
+
+
+@pytest.mark.timeout(MINUTES * 60 + 600)
+def test_differential(cluster):
+    seed, _, number = os.environ.get("DIFFERENTIAL_SEED", "").partition("/")
+    seed = seed or str(random.SystemRandom().randrange(10**6))
+    print(f"\ndifferential: DIFFERENTIAL_SEED={seed}{'/' + number if number else ''}, {MINUTES:g} minutes", flush=True)
+    runner = Runner(cluster.dsn(), seed, log=lambda text: print(text, flush=True))
+    failures = runner.run(MINUTES, [int(number)] if number else None)
+    print(f"differential: seed {seed}: {runner.counts} errors {runner.errors}", flush=True)
+    assert not failures, f"seed {seed}:\n" + "\n".join(map(str, failures))
