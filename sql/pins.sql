@@ -26,7 +26,7 @@ DECLARE
     read text;
 BEGIN
     BEGIN
-        EXECUTE format('SELECT shardmap.canonical_key(%L::%s)', literal, format_type(key_type, NULL)) INTO read;
+        EXECUTE format('SELECT shardmap.canonical_key(%L::%s)', literal, format_type(key_type, -1)) INTO read; -- -1: bpchar, not char(1)
     EXCEPTION
         WHEN data_exception OR integrity_constraint_violation THEN RETURN false; -- no value of the type, or the domain
     END;

@@ -137,6 +137,30 @@ COMMENT ON FUNCTION shardmap._check_new_shard(text, double precision) IS 'raises
 REVOKE ALL ON FUNCTION shardmap._check_new_shard(text, double precision) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._check_new_shard(text, double precision) TO shardmap_admin;
 
+-- By the options as they are written; distribute_table looks at what is behind them.
+CREATE FUNCTION shardmap._check_address(name text, keyspace text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    twin text;
+BEGIN
+    WITH address (name, parts) AS (
+        SELECT f.srvname::text, ARRAY(SELECT o.option_name || '=' || o.option_value FROM pg_options_to_table(f.srvoptions) o
+            WHERE o.option_name IN ('host', 'hostaddr', 'port', 'dbname', 'service') ORDER BY 1)
+          FROM pg_foreign_server f
+    )
+    SELECT s.name INTO twin FROM shardmap.shard s JOIN address a ON a.name = s.name
+     WHERE s.keyspace = $2 AND s.name <> $1 AND a.parts = (SELECT b.parts FROM address b WHERE b.name = $1)
+     ORDER BY s.number LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'shard "%" would be the same database as shard "%"', name, twin
+            USING ERRCODE = 'duplicate_object', HINT = 'Give every shard of a keyspace a database of its own.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_address(text, text) IS 'raises an error if another shard of the keyspace has the same address';
+REVOKE ALL ON FUNCTION shardmap._check_address(text, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_address(text, text) TO shardmap_admin;
+
 CREATE FUNCTION shardmap._check_weight(shard text, weight double precision) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -170,6 +194,7 @@ BEGIN
     space := shardmap._lock_keyspace(keyspace);
     PERFORM shardmap._check_new_shard(name, weight);
     PERFORM shardmap._create_server(name, host, port, dbname, options);
+    PERFORM shardmap._check_address(name, keyspace);
     PERFORM shardmap._check_shard(name);
     -- Under strategy range a shard owns what set_range gives it: being there changes nothing.
     IF space.strategy <> 'range' THEN

@@ -165,3 +165,25 @@ $$;
 COMMENT ON FUNCTION shardmap._check_shard(text) IS 'raises an error unless the database behind a foreign server can be a shard';
 REVOKE ALL ON FUNCTION shardmap._check_shard(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._check_shard(text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._check_distinct_shards(keyspace text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    shard text;
+    identity text;
+    known jsonb := '{}'; -- what has been met, with the name of its shard
+BEGIN
+    FOR shard IN SELECT s.name FROM shardmap.shard s WHERE s.keyspace = $1 ORDER BY s.number LOOP
+        SELECT r[1] INTO identity FROM shardmap.remote_rows(shard, 'SELECT d.oid || ''@'' || extract(epoch FROM '
+            'pg_postmaster_start_time()) FROM pg_catalog.pg_database d WHERE d.datname = current_database()') r;
+        IF known ? identity THEN
+            RAISE EXCEPTION 'shards "%" and "%" are the same database', known ->> identity, shard
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Drop one of them with shardmap.drop_shard.';
+        END IF;
+        known := known || jsonb_build_object(identity, shard);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_distinct_shards(text) IS 'raises an error if two shards of a keyspace are one database: what one of them did would wait for the other for ever';
+REVOKE ALL ON FUNCTION shardmap._check_distinct_shards(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_distinct_shards(text) TO shardmap_admin;

@@ -164,6 +164,7 @@ BEGIN
     PERFORM shardmap._check_key(relation, key_column, space);
     PERFORM shardmap._check_constraints(relation, key_column);
     PERFORM shardmap._check_dependents(relation);
+    PERFORM shardmap._check_distinct_shards(keyspace);
     FOR shard IN SELECT s.name FROM shardmap.shard s WHERE s.keyspace = space.name ORDER BY s.number LOOP
         PERFORM shardmap._check_shard_can_hold(relation, shard);
     END LOOP;

@@ -161,10 +161,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
           JOIN pg_depend d ON d.refclassid = t.classid AND d.refobjid = t.objid
          WHERE d.deptype = 'n' AND (d.classid, d.objid) NOT IN (SELECT t2.classid, t2.objid FROM targets t2)
     )
-    SELECT DISTINCT CASE d.classid
-            WHEN 'pg_rewrite'::regclass THEN
-                CASE c.relkind WHEN 'm' THEN format('materialized view %s', c.oid::regclass)
-                    ELSE pg_describe_object(d.classid, d.objid, 0) END
+    SELECT DISTINCT CASE c.relkind WHEN 'm' THEN format('materialized view %s', c.oid::regclass)
+            WHEN 'v' THEN format('view %s, which groups by the primary key', c.oid::regclass)
             ELSE pg_describe_object(d.classid, d.objid, d.objsubid) END
       FROM dependents d
       LEFT JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
@@ -173,13 +171,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                         WHERE d.classid = 'pg_policy'::regclass AND p.oid = d.objid AND p.polrelid = relation)
        AND NOT EXISTS (SELECT FROM pg_attrdef a
                         WHERE d.classid = 'pg_attrdef'::regclass AND a.oid = d.objid AND a.adrelid = relation)
-       AND NOT (c.relkind = 'v' AND r.rulename = '_RETURN'
-            -- A view that groups by the primary key needs that key to exist here.
-            AND NOT EXISTS (SELECT FROM pg_depend k JOIN pg_constraint o ON o.oid = k.refobjid
-                             WHERE k.classid = d.classid AND k.objid = d.objid
-                               AND k.refclassid = 'pg_constraint'::regclass AND o.conrelid = relation))
-       AND NOT (d.classid = 'pg_constraint'::regclass
-            AND EXISTS (SELECT FROM pg_constraint o WHERE o.oid = d.objid AND o.conrelid = relation))
+       AND c.oid IS DISTINCT FROM relation -- its own rules are listed below
+       AND (c.relkind IS DISTINCT FROM 'v' OR r.rulename <> '_RETURN'
+            OR EXISTS (SELECT FROM pg_depend k JOIN pg_constraint o ON o.oid = k.refobjid
+                        WHERE k.classid = d.classid AND k.objid = d.objid
+                          AND k.refclassid = 'pg_constraint'::regclass AND o.conrelid = relation))
     UNION ALL
     SELECT format('rule "%s"', r.rulename) FROM pg_rewrite r WHERE r.ev_class = relation
     UNION ALL
