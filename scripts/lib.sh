@@ -106,6 +106,9 @@ make_tools
 TOOLS=$(cd "$TOOLS" && pwd -P)
 export PGRX_HOME=${PGRX_HOME:-$TOOLS/pgrx}
 PATH=$TOOLS/cargo/bin:$TOOLS/bin:$PATH
+# cargo-pgrx builds with linker flags of its own, against linkers that drop the section with the SQL's description. Ours
+# on x86-64 keeps it, and without those flags all that depends on pgrx is compiled once, not twice.
+if [ "$(uname -m)" = x86_64 ]; then export CARGO_PGRX_DISABLE_GC_SECTIONS_WORKAROUND=1; fi
 if [ -d "$TOOLS/libclang" ]; then
     export LIBCLANG_PATH=$TOOLS/libclang
     export BINDGEN_EXTRA_CLANG_ARGS="-isystem $(gcc -print-file-name=include)"
