@@ -33,6 +33,9 @@ CREATE VIEW shardmap._key_types AS
         ('bytea', 'shardmap.hash_bytea', 'bytea')
     ) AS key_types (type, hash, family);
 COMMENT ON VIEW shardmap._key_types IS 'types that a key can have, with their hash functions and operator families';
+COMMENT ON COLUMN shardmap._key_types.type IS 'name of the type in pg_catalog';
+COMMENT ON COLUMN shardmap._key_types.hash IS 'hash function that goes with the type''s equality';
+COMMENT ON COLUMN shardmap._key_types.family IS 'operator family of its classes: types whose values can be equal share one';
 
 CREATE FUNCTION shardmap._base_type(type regtype) RETURNS regtype
 LANGUAGE sql STABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$

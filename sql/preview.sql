@@ -154,6 +154,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     space jsonb := shardmap._keyspace_json(keyspace);
     before text := shardmap._map_json(jsonb_build_array(space));
+    after text;
     flow record;
 BEGIN
     IF space IS NULL THEN
@@ -162,11 +163,11 @@ BEGIN
         RAISE EXCEPTION 'keyspace "%" is divided by ranges', keyspace
             USING ERRCODE = 'feature_not_supported', HINT = 'Shards and weights move nothing there; shardmap.set_range does.';
     END IF;
+    after := shardmap._map_json(jsonb_build_array(shardmap._changed_keyspace(space, add, remove, weights)));
     FOR flow IN
         WITH flows AS (
             SELECT f.giver, f.gainer, f.numerator / f.denominator::double precision AS fraction
-              FROM shardmap._map_flows(before, shardmap._map_json(jsonb_build_array(
-                shardmap._changed_keyspace(space, add, remove, weights)))) f
+              FROM shardmap._map_flows(before, after) f
         ), shares AS (
             SELECT b.shard, CASE space ->> 'strategy' WHEN 'ring' THEN b.share ELSE
                     1.0 / nullif((SELECT count(*) FROM shardmap.shard s WHERE s.keyspace = $1 AND s.state <> 'joining'), 0)

@@ -210,6 +210,7 @@ BEGIN
         SELECT t.relation FROM shardmap.logical_table t WHERE t.keyspace = add_shard.keyspace ORDER BY t.relation::oid
     LOOP
         PERFORM shardmap._clone_shard_table(relation, source, name);
+        PERFORM shardmap._grant_on_shard(relation, name);
         PERFORM shardmap._create_partition(relation, name);
     END LOOP;
     IF state = 'joining' THEN

@@ -171,6 +171,7 @@ BEGIN
     EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL', name, key_column);
     FOR shard IN SELECT s.name FROM shardmap.shard s WHERE s.keyspace = space.name ORDER BY s.number LOOP
         PERFORM shardmap._create_shard_table(relation, shard);
+        PERFORM shardmap._grant_on_shard(relation, shard);
     END LOOP;
     PERFORM shardmap._move_rows_to_shards(relation, key_column, keyspace);
     class := shardmap._ensure_key_class(keyspace,

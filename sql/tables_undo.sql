@@ -2,7 +2,7 @@
 --
 -- Decides the order of the steps, the mirror of tables.sql. What always holds: all or nothing, here and on every shard;
 -- the shards' tables are locked before they are read, and dropped only after as many rows have arrived as they held.
--- Constraints, indexes and storage settings are read from a shard, for the logical table has none. Read tables_drop.sql
+-- Constraints, indexes and storage settings are read from a shard, for the logical table has none. Read tables_grants.sql
 -- next.
 
 CREATE FUNCTION shardmap._forget_table(relation regclass) RETURNS void

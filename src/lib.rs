@@ -25,7 +25,8 @@ extension_sql_file!("../sql/tables_ddl.sql", name = "tables_ddl", requires = ["t
 extension_sql_file!("../sql/tables_local.sql", name = "tables_local", requires = ["tables_ddl"]);
 extension_sql_file!("../sql/tables.sql", name = "tables", requires = ["tables_local"]);
 extension_sql_file!("../sql/tables_undo.sql", name = "tables_undo", requires = ["tables"]);
-extension_sql_file!("../sql/tables_drop.sql", name = "tables_drop", requires = ["tables_undo"]);
+extension_sql_file!("../sql/tables_grants.sql", name = "tables_grants", requires = ["tables_undo"]);
+extension_sql_file!("../sql/tables_drop.sql", name = "tables_drop", requires = ["tables_grants"]);
 extension_sql_file!("../sql/planning.sql", name = "planning", requires = ["tables_drop"]);
 extension_sql_file!("../sql/export.sql", name = "export", requires = ["planning"]);
 extension_sql_file!("../sql/views.sql", name = "views", requires = ["export"]);
