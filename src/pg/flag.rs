@@ -18,8 +18,8 @@ use shardmap_core::fingerprint::statement;
 use shardmap_core::route::Step;
 
 use crate::pg::error::Refusal;
-use crate::pg::fdw::lazy;
 use crate::pg::fdw::note::{self, Note};
+use crate::pg::fdw::{lazy, users};
 use crate::pg::settings::{FanoutPolicy, FANOUT_POLICY};
 use crate::pg::stats;
 
@@ -52,22 +52,21 @@ pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List
         let Some(note) = note::read(private) else { return };
         stats::count_step(counted_as(note.step));
         if note.step == Step::FanOut {
-            apply_policy(&note, source_text(estate));
+            apply_policy(&note, &source_text(estate));
         }
         start(estate, note);
     }
 }
 
-/// Counts rows on their way to `server` by tuple routing, which no plan node announces.
+/// Counts a statement whose rows go to their shards by tuple routing, which no plan node announces.
 ///
 /// # Safety
 /// `estate` is the running statement's.
-pub unsafe fn at_insert(estate: *mut pg_sys::EState, server: pg_sys::Oid) {
+pub unsafe fn at_insert(estate: *mut pg_sys::EState) {
     if !is_running(estate) {
         stats::count_step(stats::Step::Insert);
         start(estate, Note::distributed());
     }
-    count_shard(estate, server);
 }
 
 unsafe fn start(estate: *mut pg_sys::EState, note: Note) {
@@ -114,12 +113,14 @@ pub fn first_explained(estate: *mut pg_sys::EState) -> bool {
 }
 
 /// The text of the statement that `estate` runs, without its neighbours in the same string; or "".
-unsafe fn source_text<'a>(estate: *mut pg_sys::EState) -> &'a str {
+unsafe fn source_text(estate: *mut pg_sys::EState) -> String {
     let (text, planned) = ((*estate).es_sourceText, (*estate).es_plannedstmt);
     if text.is_null() || planned.is_null() {
-        return "";
+        return String::new();
     }
-    statement(CStr::from_ptr(text).to_str().unwrap_or(""), (*planned).stmt_location, (*planned).stmt_len)
+    // A database of another encoding than UTF-8 may hold bytes that are no text here; the shape stays.
+    let text = CStr::from_ptr(text).to_string_lossy();
+    statement(&text, (*planned).stmt_location, (*planned).stmt_len).to_owned()
 }
 
 /// The comment by which a statement says that its fan-out is meant.
@@ -185,7 +186,7 @@ unsafe fn finish(desc: *mut pg_sys::QueryDesc) {
         return;
     }
     stats::record_fanout(&stats::FanoutSample {
-        text: source_text(estate),
+        text: &source_text(estate),
         tables: &ended.note.tables,
         reason: &ended.note.reason,
         shards: ended.note.shards,
@@ -202,6 +203,7 @@ unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _
     if event == pg_sys::XactEvent::XACT_EVENT_ABORT || event == pg_sys::XactEvent::XACT_EVENT_COMMIT {
         RUNNING.with_borrow_mut(Vec::clear);
         lazy::forget();
+        users::forget();
     }
 }
 

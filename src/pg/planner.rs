@@ -19,6 +19,7 @@ use pgrx::prelude::*;
 use shardmap_core::ids::ShardNumber;
 use shardmap_core::route::{decide, Late, Operand, Reach, Reason, Step};
 
+use crate::pg::barrier;
 use crate::pg::catalog::{self, LogicalTable};
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{mark, LateKeys, Note, Planned, Planning};
@@ -56,11 +57,16 @@ unsafe extern "C-unwind" fn plan(
         return hand_on(query, sql, options, params);
     }
     refuse_unsupported(&reading);
+    let reads_first = barrier::is_needed(query, &reading);
     let plan = route(&reading);
     // Shards are left out at run time scan by scan; a join or aggregate of all partitions would start them all.
     let _partitionwise = (!plan.prunes_late).then(Partitionwise::on);
     let _planning = Planning::of(Rc::new(plan));
-    hand_on(query, sql, options, params)
+    let planned = hand_on(query, sql, options, params);
+    if reads_first {
+        barrier::put(planned);
+    }
+    planned
 }
 
 unsafe fn hand_on(

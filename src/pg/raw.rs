@@ -10,6 +10,7 @@ macro_rules! server_function {
         ///
         /// # Safety
         /// As the function of that name in Postgres.
+        #[allow(non_snake_case)]
         pub unsafe fn $name($($arg: $type),*) -> $result {
             unsafe extern "C-unwind" {
                 fn $name($($arg: $type),*) -> $result;

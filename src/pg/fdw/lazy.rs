@@ -15,7 +15,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::scan::partition;
-use super::{call_original, modify, note};
+use super::{call_original, modify, note, users};
 use crate::pg::catalog::Partition;
 use crate::pg::flag;
 use crate::pg::keys::KeyType;
@@ -96,6 +96,8 @@ unsafe fn begin(node: *mut pg_sys::ForeignScanState) -> bool {
     }
     let state = (*node).ss.ps.state;
     flag::count_shard(state, (*plan).fs_server);
+    // A scan for FOR UPDATE locks, and sees its own locks; only a modification writes.
+    users::admit((*plan).fs_server, users::of_scan(node, plan), (*plan).operation != pg_sys::CmdType::CMD_SELECT);
     // What postgres_fdw allocates when it begins must live as long as the statement.
     let before = pg_sys::MemoryContextSwitchTo((*state).es_query_cxt);
     if (*plan).operation == pg_sys::CmdType::CMD_SELECT {
@@ -188,11 +190,21 @@ pub unsafe extern "C-unwind" fn begin_foreign_modify(
     flag::at_start((*state).ps.state, private, eflags);
     if (*state).operation == pg_sys::CmdType::CMD_INSERT {
         // One target, and its batch size is worked out from postgres_fdw's state.
-        flag::count_shard((*state).ps.state, modify::table_server(result));
+        begin_write((*state).ps.state, result);
         call_original!(BeginForeignModify(state, result, private, subplan, eflags));
         return;
     }
     PENDING.with_borrow_mut(|pending| pending.insert(result as usize, Pending { state, private, subplan }));
+}
+
+/// Counts the shard that `result` is on, and admits the user who writes there.
+///
+/// # Safety
+/// `result` must be a result relation of `estate`'s statement.
+pub unsafe fn begin_write(estate: *mut pg_sys::EState, result: *mut pg_sys::ResultRelInfo) {
+    let server = modify::table_server(result);
+    flag::count_shard(estate, server);
+    users::admit(server, users::of_result(result, estate), true);
 }
 
 /// Lets postgres_fdw begin the modification of `result` if it has not.
@@ -206,7 +218,7 @@ pub unsafe fn begin_modify(result: *mut pg_sys::ResultRelInfo) {
     let Some(Pending { state, private, subplan }) = PENDING.with_borrow_mut(|p| p.remove(&(result as usize))) else {
         return;
     };
-    flag::count_shard((*state).ps.state, modify::table_server(result));
+    begin_write((*state).ps.state, result);
     let before = pg_sys::MemoryContextSwitchTo((*(*state).ps.state).es_query_cxt);
     call_original!(BeginForeignModify(state, result, private, subplan, 0));
     pg_sys::MemoryContextSwitchTo(before);

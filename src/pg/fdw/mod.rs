@@ -9,6 +9,7 @@ pub mod lazy;
 pub mod modify;
 pub mod note;
 pub mod scan;
+pub mod users;
 
 use std::sync::OnceLock;
 

@@ -2,7 +2,7 @@
 //!
 //! Refuses, whatever path led here: a row inserted into or updated in a shard that does not own its key (Postgres does
 //! not check the partition bound of a foreign table written to directly), and any assignment to the key column
-//! (postgres_fdw would leave the row on its old shard and report success).
+//! (postgres_fdw would leave the row on its old shard and report success). Enforces row security on new rows.
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
@@ -37,7 +37,7 @@ pub unsafe extern "C-unwind" fn plan_direct_modify(
     subplan: i32,
 ) -> bool {
     refuse_key_change(root, plan, result);
-    let scan = direct_scan(plan, result, subplan);
+    let scan = direct_scan(plan, subplan);
     let noted = scan.map(|scan| (*scan).fdw_private);
     let direct = call_original!(PlanDirectModify(root, plan, result, subplan));
     if let (true, Some(scan), Some(noted)) = (direct, scan, noted) {
@@ -47,11 +47,7 @@ pub unsafe extern "C-unwind" fn plan_direct_modify(
 }
 
 /// The foreign scan that postgres_fdw may turn into a direct modification of `result`.
-unsafe fn direct_scan(
-    plan: *mut pg_sys::ModifyTable,
-    result: pg_sys::Index,
-    subplan: i32,
-) -> Option<*mut pg_sys::ForeignScan> {
+unsafe fn direct_scan(plan: *mut pg_sys::ModifyTable, subplan: i32) -> Option<*mut pg_sys::ForeignScan> {
     let mut below = (*plan).plan.lefttree;
     if below.is_null() {
         return None;
@@ -104,7 +100,8 @@ pub unsafe extern "C-unwind" fn begin_foreign_insert(
     state: *mut pg_sys::ModifyTableState,
     result: *mut pg_sys::ResultRelInfo,
 ) {
-    flag::at_insert((*state).ps.state, table_server(result));
+    flag::at_insert((*state).ps.state);
+    lazy::begin_write((*state).ps.state, result);
     call_original!(BeginForeignInsert(state, result));
 }
 
@@ -152,6 +149,7 @@ pub unsafe extern "C-unwind" fn exec_foreign_insert(
     plan_slot: *mut pg_sys::TupleTableSlot,
 ) -> *mut pg_sys::TupleTableSlot {
     check_owner(result, slot);
+    check_policies(pg_sys::WCOKind::WCO_RLS_INSERT_CHECK, result, slot, estate);
     lazy::begin_modify(result);
     call_original!(ExecForeignInsert(estate, result, slot, plan_slot))
 }
@@ -168,6 +166,7 @@ pub unsafe extern "C-unwind" fn exec_foreign_batch_insert(
 ) -> *mut *mut pg_sys::TupleTableSlot {
     for at in 0..*count as usize {
         check_owner(result, *slots.add(at));
+        check_policies(pg_sys::WCOKind::WCO_RLS_INSERT_CHECK, result, *slots.add(at), estate);
     }
     lazy::begin_modify(result);
     call_original!(ExecForeignBatchInsert(estate, result, slots, plan_slots, count))
@@ -183,8 +182,22 @@ pub unsafe extern "C-unwind" fn exec_foreign_update(
     plan_slot: *mut pg_sys::TupleTableSlot,
 ) -> *mut pg_sys::TupleTableSlot {
     check_owner(result, slot);
+    check_policies(pg_sys::WCOKind::WCO_RLS_UPDATE_CHECK, result, slot, estate);
     lazy::begin_modify(result);
     call_original!(ExecForeignUpdate(estate, result, slot, plan_slot))
+}
+
+/// Raises the error of row security for a new row that a policy does not let in; Postgres itself asks only for rows that
+/// it stores.
+unsafe fn check_policies(
+    kind: pg_sys::WCOKind::Type,
+    result: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    estate: *mut pg_sys::EState,
+) {
+    if !(*result).ri_WithCheckOptions.is_null() {
+        pg_sys::ExecWithCheckOptions(kind, result, slot, estate);
+    }
 }
 
 /// Refuses a row whose key another shard owns. A NULL key is left to the shard, where the column is NOT NULL.

@@ -12,8 +12,11 @@ use crate::pg::error::Refusal;
 
 impl From<PlanError> for Refusal {
     fn from(error: PlanError) -> Self {
-        Self::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, error.to_string())
-            .hint(format!("Give \"{}\" a value from {} to {}.", error.what, error.least, error.most))
+        let PlanError { what, value, least, most } = error;
+        // The least positive number has 300 zeros.
+        let least = if least == f64::MIN_POSITIVE { "above 0".to_owned() } else { format!("at least {least}") };
+        Self::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, format!("argument \"{what}\" is out of range: {value}"))
+            .hint(format!("Give it a value {least} and at most {most}."))
     }
 }
 
@@ -21,11 +24,12 @@ fn checked<T>(result: Result<T, PlanError>) -> T {
     result.unwrap_or_else(|error| Refusal::from(error).raise())
 }
 
-/// An argument that counts things: negative ones are refused as too small.
-fn count(what: &'static str, value: i32, most: u32) -> u32 {
+/// An argument that counts things.
+fn count(what: &'static str, value: i32, least: u32, most: u32) -> u32 {
     match u32::try_from(value) {
-        Ok(count) if count <= most => count,
-        _ => Refusal::from(PlanError { what, value: f64::from(value), least: 1.0, most: f64::from(most) }).raise(),
+        Ok(count) if (least..=most).contains(&count) => count,
+        _ => Refusal::from(PlanError { what, value: f64::from(value), least: f64::from(least), most: f64::from(most) })
+            .raise(),
     }
 }
 
@@ -78,7 +82,7 @@ fn compare_topologies(
         target,
         small: InstanceClass { capacity: small_capacity, price_per_hour: small_price_per_hour },
         large: InstanceClass { capacity: large_capacity, price_per_hour: large_price_per_hour },
-        replicas_per_primary: count("replicas_per_primary", replicas_per_primary, 100),
+        replicas_per_primary: count("replicas_per_primary", replicas_per_primary, 0, 100),
         operations_per_instance,
         licence_per_instance,
         hours_per_month,
@@ -112,7 +116,7 @@ fn fanout_tail(
     sd: f64,
     widths: Vec<i32>,
 ) -> TableIterator<'static, (name!(width, i32), name!(p99, f64), name!(ratio, f64))> {
-    let asked: Vec<u32> = widths.iter().map(|width| count("width", *width, i32::MAX as u32)).collect();
+    let asked: Vec<u32> = widths.iter().map(|width| count("width", *width, 1, 1_000_000)).collect();
     let tails = checked(capacity::fanout_tail(mean, sd, &asked));
     TableIterator::new(widths.into_iter().zip(tails).map(|(width, tail)| (width, tail.p99, tail.ratio)))
 }
@@ -135,8 +139,8 @@ fn simulate(
     ),
 > {
     // A backend that counts cannot be cancelled: a second or two is enough.
-    let (keys, vnodes) = (count("keys", keys, 5_000_000), count("vnodes", vnodes, 65_536));
-    let shards = u16::try_from(count("shards", shards, 1023)).unwrap_or(u16::MAX);
+    let (keys, vnodes) = (count("keys", keys, 1, 5_000_000), count("vnodes", vnodes, 1, 65_536));
+    let shards = u16::try_from(count("shards", shards, 1, 1023)).unwrap_or(u16::MAX);
     let found = checked(balance::simulate(keys, shards, vnodes));
     let spread = found.spread;
     TableIterator::once((
