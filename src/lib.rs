@@ -38,3 +38,21 @@ extension_sql_file!("../sql/stats.sql", name = "stats", requires = ["views"]);
 pub extern "C-unwind" fn _PG_init() {
     pg::init();
 }
+
+#[cfg(any(test, feature = "pg_test"))]
+#[path = "../pgrx-tests/keys.rs"]
+mod key_tests;
+#[cfg(any(test, feature = "pg_test"))]
+#[path = "../pgrx-tests/stats.rs"]
+mod stats_tests;
+
+/// How `cargo pgrx test` sets up its server.
+#[cfg(test)]
+pub mod pg_test {
+    pub fn setup(_options: Vec<&str>) {}
+
+    #[must_use]
+    pub fn postgresql_conf_options() -> Vec<&'static str> {
+        vec!["shared_preload_libraries = 'pg_shardmap'"]
+    }
+}
