@@ -52,6 +52,7 @@ class Database:
 
     def __init__(self, cluster, name):
         self.cluster, self.name = cluster, name
+        self.users = []
         self._ways = {}
         self._owners = {}
 
@@ -63,6 +64,13 @@ class Database:
 
     def psql(self, sql, user="postgres"):
         return self.cluster.psql(sql, self.name, user)
+
+    def add_user(self, name):
+        """An ordinary user who may reach the shards, where he is the superuser postgres."""
+        self.users.append(name)
+        self.psql(f"CREATE ROLE {name} LOGIN;" + "".join(
+            f"CREATE USER MAPPING FOR {name} SERVER \"shard-{number}\""
+            " OPTIONS (user 'postgres', password_required 'false');" for number in range(self.cluster.shards)))
 
     def shard(self, number):
         """A session on the shard itself."""

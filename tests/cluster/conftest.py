@@ -27,6 +27,8 @@ def db(shared_cluster, request):
     finally:
         database.close()
         shared_cluster.drop_database(name)
+        for user in database.users:
+            shared_cluster.coordinator.psql(f"DROP ROLE {user}")
 
 
 @pytest.fixture

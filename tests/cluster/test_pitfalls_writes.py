@@ -185,21 +185,16 @@ def test_pitfall_25_returning_from_using(db, routing):
         assert conn.execute("UPDATE t SET c = 'all' FROM u WHERE u.k = t.k AND u.id = t.id").rowcount == 39
 
 
-MERGE = pytest.mark.xfail(strict=True, reason="the executor refuses MERGE first, without a hint")
-
-
 @ROUTING
 @pytest.mark.parametrize("sql", [
     "INSERT INTO t VALUES (1, 1, 'x') ON CONFLICT (k, id) DO UPDATE SET c = excluded.c",
     "INSERT INTO t VALUES (1, 1, 'x') ON CONFLICT (k, id) DO NOTHING",
     "INSERT INTO t TABLE u ON CONFLICT (k, id) DO UPDATE SET c = 'x'",
     "WITH w AS (INSERT INTO t VALUES (1, 1) ON CONFLICT (k, id) DO UPDATE SET c = 'x' RETURNING *) TABLE w",
-    pytest.param("MERGE INTO t USING u ON t.k = u.k AND t.id = u.id AND t.k = 7 WHEN MATCHED THEN UPDATE SET c = 'x'",
-                 marks=MERGE),
-    pytest.param("MERGE INTO t USING u ON t.k = u.k AND t.id = u.id WHEN MATCHED THEN DELETE", marks=MERGE),
-    pytest.param("MERGE INTO t USING (VALUES (1)) v ON t.k = v.column1 WHEN NOT MATCHED THEN INSERT VALUES (1, 1)",
-                 marks=MERGE),
-    pytest.param("MERGE INTO t USING local l ON t.k = l.k WHEN NOT MATCHED THEN DO NOTHING", marks=MERGE),
+    "MERGE INTO t USING u ON t.k = u.k AND t.id = u.id AND t.k = 7 WHEN MATCHED THEN UPDATE SET c = 'x'",
+    "MERGE INTO t USING u ON t.k = u.k AND t.id = u.id WHEN MATCHED THEN DELETE",
+    "MERGE INTO t USING (VALUES (1)) v ON t.k = v.column1 WHEN NOT MATCHED THEN INSERT VALUES (1, 1)",
+    "MERGE INTO t USING local l ON t.k = l.k WHEN NOT MATCHED THEN DO NOTHING",
 ])
 def test_pitfall_25_refusals_have_a_code_and_a_hint(db, conn, routing, sql):
     before = stored(db, "t")
