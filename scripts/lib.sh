@@ -102,6 +102,7 @@ pgrx_version() {
     printf '%s\n' "${version:-0.18.1}"
 }
 
+export USER=${USER:-$(id -un)}  # pgrx's tests connect as $USER
 make_tools
 TOOLS=$(cd "$TOOLS" && pwd -P)
 export PGRX_HOME=${PGRX_HOME:-$TOOLS/pgrx}

@@ -22,17 +22,16 @@ system_packages() {
 
 find_libclang() {
     [ -n "${LIBCLANG_PATH:-}" ] && return
-    ldconfig -p 2>/dev/null | grep -q 'libclang[-0-9.]*\.so' && return
-    compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || compgen -G '/usr/lib64/libclang*.so*' >/dev/null
+    ldconfig -p 2>/dev/null | grep -qE 'libclang(-[0-9.]+)?\.so' && return
+    compgen -G '/usr/lib/llvm-*/lib/libclang.so*' >/dev/null || compgen -G '/usr/lib64/libclang.so*' >/dev/null
 }
 
 # An ordinary user cannot install libclang-dev, but PyPI has the library; gcc's own headers complete it.
 private_libclang() {
     say "fetching libclang into .tools (usually 5 s)"
     rm -rf "$TOOLS/libclang.part"
-    "$TOOLS/venv/bin/python" -m pip download --quiet --no-deps --dest "$TOOLS/libclang.part" libclang==18.1.1
-    python3 -m zipfile -e "$TOOLS"/libclang.part/*.whl "$TOOLS/libclang.part/wheel"
-    mv "$TOOLS/libclang.part/wheel/clang/native" "$TOOLS/libclang"
+    "$TOOLS/venv/bin/python" -m pip install --quiet --no-deps --target "$TOOLS/libclang.part" libclang==18.1.1
+    mv "$TOOLS/libclang.part/clang/native" "$TOOLS/libclang"
     rm -rf "$TOOLS/libclang.part"
 }
 
