@@ -68,8 +68,9 @@ impl Fresh {
 
 impl Drop for Fresh {
     fn drop(&mut self) {
-        // SAFETY: registered in `take`. After an error the resource owner gives it back itself, at abort.
+        // After an error the resource owner gives it back itself, at abort.
         if !std::thread::panicking() {
+            // SAFETY: registered in `take`.
             unsafe { pg_sys::UnregisterSnapshot(self.0) }
         }
     }

@@ -146,7 +146,7 @@ pub unsafe fn append(private: *mut pg_sys::List, entry: *const pg_sys::RangeTblE
     pg_sys::lappend(private, tail.cast())
 }
 
-unsafe fn late_keys<'a>(planned: &'a Planned, entry: *const pg_sys::RangeTblEntry) -> Option<&'a LateKeys> {
+unsafe fn late_keys(planned: &Planned, entry: *const pg_sys::RangeTblEntry) -> Option<&LateKeys> {
     if entry.is_null() || (*entry).ctename.is_null() {
         return None;
     }

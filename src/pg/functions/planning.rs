@@ -15,8 +15,11 @@ impl From<PlanError> for Refusal {
         let PlanError { what, value, least, most } = error;
         // The least positive number has 300 zeros.
         let least = if least == f64::MIN_POSITIVE { "above 0".to_owned() } else { format!("at least {least}") };
-        Self::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, format!("argument \"{what}\" is out of range: {value}"))
-            .hint(format!("Give it a value {least} and at most {most}."))
+        Self::new(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("argument \"{what}\" is out of range: {value}"),
+        )
+        .hint(format!("Give it a value {least} and at most {most}."))
     }
 }
 
