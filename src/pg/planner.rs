@@ -20,7 +20,7 @@ use shardmap_core::ids::ShardNumber;
 use shardmap_core::route::{decide, Late, Operand, Reach, Reason, Step};
 
 use crate::pg::barrier;
-use crate::pg::catalog::{self, LogicalTable};
+use crate::pg::catalog::{self, Keyspace, LogicalTable};
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{mark, LateKeys, Note, Planned, Planning};
 use crate::pg::query::read::{read, Reading, Reference, Usage};
@@ -115,9 +115,8 @@ unsafe fn has_candidate(query: *mut pg_sys::Query) -> bool {
 /// Where a reference's rows are.
 enum Place {
     One(ShardNumber),
-    Some,
-    /// Known when the statement starts.
-    Late(Late),
+    /// On the shards of these keys, of which some may be known only when the statement starts.
+    Some(Late),
     /// Each inserted row goes its own way.
     EachRow,
     Everywhere(Reason),
@@ -132,7 +131,7 @@ unsafe fn route(reading: &Reading) -> Planned {
     let mut note = Note::of(Step::Substituted);
     let mut servers = BTreeSet::new();
     let mut all_late = HashMap::new();
-    let mut has_subquery = false;
+    let mut prunes_late = false;
     for (reference, reach) in reading.tables.iter().zip(reaches) {
         let table = &reference.table;
         match place(reference, reach) {
@@ -143,17 +142,15 @@ unsafe fn route(reading: &Reading) -> Planned {
                     note.step = note.step.max(Step::Narrowed);
                 }
             }
-            Place::Some => note.step = note.step.max(Step::Narrowed),
-            Place::Late(late) => {
+            Place::Some(late) => {
                 note.step = note.step.max(Step::Narrowed);
-                let values: Vec<_> =
-                    late.values.iter().filter_map(|v| reading.values.get(*v as usize).copied()).collect();
-                if values.iter().any(|value| value.is_null()) {
-                    has_subquery = true;
-                    continue;
+                prunes_late |= !late.values.is_empty();
+                let values: Vec<_> = late.values.iter().map(|value| reading.values[*value as usize]).collect();
+                // A subquery's value is not ours to compute; Postgres prunes by it.
+                if values.iter().all(|value| !value.is_null()) {
+                    let id = mark(reference, all_late.len());
+                    all_late.insert(id, LateKeys { values, keys: late.keys.into_iter().collect() });
                 }
-                let id = mark(reference, all_late.len());
-                all_late.insert(id, LateKeys { values, keys: late.keys.into_iter().collect() });
             }
             Place::EachRow => note.step = note.step.max(Step::Distributed),
             Place::Everywhere(reason) => note.fan_out(table, reason),
@@ -163,7 +160,6 @@ unsafe fn route(reading: &Reading) -> Planned {
         note.step = note.step.max(Step::Narrowed);
     }
     reading.late.iter().for_each(|conjunct| send_as_value(conjunct));
-    let prunes_late = has_subquery || !all_late.is_empty();
     Planned { note, late: all_late, prunes_late }
 }
 
@@ -199,30 +195,36 @@ impl Note {
 }
 
 fn place(reference: &Reference, reach: Option<Reach>) -> Place {
-    let table = &reference.table;
-    let keys = match (&reference.usage, reach) {
-        (Usage::Insert(None), _) => return Place::EachRow,
-        (Usage::Insert(Some(operands)), _) => {
-            let known = operands.iter().map(|operand| match operand {
-                Operand::Known(key) => Some(key.clone()),
-                _ => None,
-            });
-            match known.collect::<Option<Vec<_>>>() {
-                Some(keys) => keys,
-                None => return Place::EachRow,
+    let keyspace = &reference.table.keyspace;
+    match (&reference.usage, reach) {
+        (Usage::Insert(rows), _) => match rows.as_deref().and_then(|rows| common_owner(keyspace, rows)) {
+            Some(shard) => Place::One(shard),
+            None => Place::EachRow,
+        },
+        (_, Some(Reach::Keys(keys))) => {
+            let shards: BTreeSet<ShardNumber> = keys.iter().filter_map(|key| keyspace.holder(key)).collect();
+            match (shards.len(), shards.first()) {
+                (1, Some(shard)) => Place::One(*shard),
+                _ => Place::Some(Late { keys: keys.into_iter().collect(), ..Late::default() }),
             }
         }
-        (Usage::Read | Usage::Merge, Some(Reach::Keys(keys))) => keys,
-        (Usage::Read | Usage::Merge, Some(Reach::Deferred(late))) => return Place::Late(late),
-        (Usage::Read | Usage::Merge, Some(Reach::Everywhere(reason))) => return Place::Everywhere(reason),
-        (Usage::Read | Usage::Merge, None) => return Place::Everywhere(Reason::UnknownValue),
-    };
-    let shards: BTreeSet<ShardNumber> = keys.iter().map(|key| table.keyspace.owner(key)).collect();
-    match (shards.len(), &reference.usage) {
-        (1, _) => shards.into_iter().next().map_or(Place::Some, Place::One),
-        (_, Usage::Insert(_)) => Place::EachRow,
-        _ => Place::Some,
+        (_, Some(Reach::Deferred(late))) => Place::Some(late),
+        (_, Some(Reach::Everywhere(reason))) => Place::Everywhere(reason),
+        (_, None) => Place::Everywhere(Reason::UnknownValue),
     }
+}
+
+/// The shard to which all inserted rows go, if there is one.
+fn common_owner(keyspace: &Keyspace, rows: &[Operand]) -> Option<ShardNumber> {
+    let mut owner = None;
+    for key in rows {
+        let Operand::Known(key) = key else { return None };
+        let own = keyspace.owner(key);
+        if *owner.get_or_insert(own) != own {
+            return None;
+        }
+    }
+    owner
 }
 
 /// Refuses what postgres_fdw would refuse less clearly, or not at all.

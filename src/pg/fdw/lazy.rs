@@ -125,7 +125,7 @@ unsafe fn may_have_rows(node: *mut pg_sys::ForeignScanState, plan: *const pg_sys
 }
 
 fn owns(partition: &Partition, canonical: &[u8]) -> bool {
-    partition.table.keyspace.owner(canonical) == partition.shard
+    partition.table.keyspace.holder(canonical) == Some(partition.shard)
 }
 
 /// Computes `value`, a key or an array of keys, and tells whether the partition's shard owns one.

@@ -29,6 +29,16 @@ impl Keyspace {
     pub fn owner(&self, canonical: &[u8]) -> ShardNumber {
         self.map.owner(canonical).unwrap_or_else(|error| Refusal::from(error).raise())
     }
+
+    /// The shard on which rows with the key `canonical` are to be found; `None` if no row can have that key, which is
+    /// no error for a reader: a fraction compared with keys that are integers.
+    pub fn holder(&self, canonical: &[u8]) -> Option<ShardNumber> {
+        match self.map.owner(canonical) {
+            Err(RouteError::NotAnInteger { .. }) => None,
+            Err(error) => Refusal::from(error).raise(),
+            Ok(shard) => Some(shard),
+        }
+    }
 }
 
 fn no_extension() -> ! {

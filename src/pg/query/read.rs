@@ -230,6 +230,10 @@ impl Reader<'_> {
     unsafe fn from(&mut self, query: *mut pg_sys::Query, from: *mut pg_sys::FromExpr) -> Node {
         let nodes: Vec<_> = items::<pg_sys::Node>((*from).fromlist).collect();
         let nodes = nodes.into_iter().map(|node| self.node(query, node)).collect();
+        if (*query).commandType == pg_sys::CmdType::CMD_MERGE {
+            // Up to 16 MERGE's ON stands here, which keeps source rows without a match.
+            return Node::From(nodes, Vec::new());
+        }
         self.note_required((*from).quals);
         Node::From(nodes, self.whole(query, std::ptr::addr_of_mut!((*from).quals)))
     }
