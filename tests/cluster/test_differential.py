@@ -12,13 +12,12 @@ from differential import schema
 from differential.runner import Runner
 
 MINUTES = float(os.environ.get("DIFFERENTIAL_MINUTES") or 2)
-SHARDS = 4
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster(shards=SHARDS) as cluster:
-        schema.create(cluster, SHARDS)
+    with Cluster(shards=4) as cluster:
+        schema.create(cluster)
         yield cluster
 
 
@@ -29,5 +28,5 @@ def test_differential(cluster):
     print(f"\ndifferential: DIFFERENTIAL_SEED={seed}{'/' + number if number else ''}, {MINUTES:g} minutes", flush=True)
     runner = Runner(cluster.dsn(), seed, log=lambda text: print(text, flush=True))
     failures = runner.run(MINUTES, [int(number)] if number else None)
-    print(f"differential: seed {seed}: {runner.counts} errors {runner.errors}", flush=True)
-    assert not failures, f"seed {seed}:\n" + "\n".join(map(str, failures))
+    print(f"differential: seed {seed}: {runner.summary()}", flush=True)
+    assert not failures, f"seed {seed}: " + "; ".join(f"{each.why} at {each.where}" for each in failures)

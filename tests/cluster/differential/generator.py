@@ -74,7 +74,7 @@ class Generator(Conditions, Relations, Queries, Writes):
             return Step(["COPY (", self.query(1).tree, ") TO STDOUT"], "copy out")
         if roll < 0.045:
             table = self.rng.choice(TABLES)
-            return Step(f"COPY {table.name} TO STDOUT", "copy out", refusal="copy table out" if table.keyspace else None)
+            return Step(f"COPY {table.name} TO STDOUT", "copy out")
         if roll < 0.10:
             return self.sent(self._locking())
         query = self.with_ctes(2) if roll < 0.28 else self.query(self.rng.choice([0, 1, 2]))

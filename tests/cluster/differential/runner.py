@@ -30,8 +30,9 @@ class Runner:
         self.sides = (self.dist, self.plain)
         self.seed, self.log = seed, log
         self.filled, self.dirty, self.rows = None, set(), {}
+        self.refused, self.opened = {}, {}  # refusals and open defects -> how often
         self.errors = {}  # SQLSTATE -> how often both sides failed with it
-        self.failures, self.counts = [], {"statements": 0, "errors": 0, "refused": 0, "open": 0, "rounds": 0, "timeouts": 0}
+        self.failures, self.counts = [], {"statements": 0, "failed on both": 0, "rounds": 0, "timeouts": 0}
 
     def run(self, minutes=None, rounds=None, most_failures=5):
         """Runs rounds until the time is over, or those numbers given."""
@@ -41,6 +42,10 @@ class Runner:
                 break
             self.round(number)
         return self.failures
+
+    def summary(self):
+        """What was seen, for the end of a run."""
+        return (f"{self.counts}, both failed with {self.errors}, refused {self.refused}, open defects {self.opened}")
 
     def both(self, sql):
         for side in self.sides:
@@ -99,7 +104,7 @@ class Runner:
             self.failures.append(Failure(f"{self.name} end", "rows on a shard that does not own them", [], str(misplaced)))
 
     def unit(self, unit):
-        """Runs a unit; returns whether both sides are still the same."""
+        """Runs a unit; returns whether both sides are still the same for sure."""
         self.last, changed = [], set()
         for side in self.sides:
             for name, value in unit.settings.items():
@@ -127,26 +132,20 @@ class Runner:
         sql = render(step.tree)
         settings = ", ".join(f"{k}={v}" for k, v in unit.dist_settings.items())
         self.last.append(f"-- form {step.form}; {settings}{'; as ' + USER if unit.as_user else ''}\n{sql};")
-        guard = step.refusal and len(unit.steps) > 1
         if "gen" in step.tables and not self.dist.failed:
             for side in self.sides:
                 side.simple("SELECT setval(pg_get_serial_sequence('gen', 'id'), %d)" % (50000 + self.counts["statements"]))
-        if guard:
-            for side in self.sides:
-                side.simple("SAVEPOINT refused")
         answers = self.send(self.dist, step)
-        if step.refusal and any(a.error in known.REFUSALS[step.refusal] for a in answers):
-            self.counts["refused"] += 1
-            if guard:
-                for side in self.sides:
-                    side.simple("ROLLBACK TO SAVEPOINT refused")
-            return True
+        refusals = [known.refusal(sql, answer, unit.as_user) for answer in answers]
+        if name := next(filter(None, refusals), None):
+            self.refused[name] = self.refused.get(name, 0) + 1
+            return False
         self.counts["statements"] += len(answers)
         if step.kind == "explain":
             return self.explained(step, answers)
         expected = self.send(self.plain, step)
         for error in (a.error for a in expected if a.error):
-            self.counts["errors"] += 1
+            self.counts["failed on both"] += 1
             self.errors[error] = self.errors.get(error, 0) + 1
         why = self.differ(step, answers, expected)
         if why is None and step.kind != "query" and not self.dist.failed:
@@ -213,9 +212,8 @@ class Runner:
         """Keeps a failure, made smaller if it shows on the round's rows by itself. Returns False: the sides differ."""
         pair = next(((a, b) for a, b in zip(answers, expected) if difference(a, b, step.order)), (answers[-1], expected[-1]))
         details = f"distributed: {pair[0]}\nplain: {pair[1]}"
-        if name := known.open_defect("\n".join(self.last[-1:]), f"{why}\n{details}"):
-            self.counts["open"] += 1
-            self.counts[name] = self.counts.get(name, 0) + 1
+        if name := known.open_defect("\n".join(self.last), f"{why}\n{details}"):
+            self.opened[name] = self.opened.get(name, 0) + 1
             return False
         before = list(self.last)
         self.reset()

@@ -97,16 +97,18 @@ def stored_columns(table):
     return [c for c in COLUMNS if not (table.stored == "gen" and c == "n")]
 
 
-def create(cluster, shards):
-    """Keyspaces, roles, and both schemas. `shards`: of each keyspace."""
+def create(cluster):
+    """Keyspaces, roles, and both schemas. Keyspace main has the cluster's shards, the others databases of their own."""
     psql = cluster.psql
-    for keyspace, options in (("second", ""), ("by_modulo", ", 'modulo'"),
-                              ("by_number", ", 'range', range_order => 'integer'"),
-                              ("by_text", ", 'range', range_order => 'text'")):
+    for keyspace, shards, options in (("second", 3, ""), ("by_modulo", 2, ", 'modulo'"),
+                                      ("by_number", 4, ", 'range', range_order => 'integer'"),
+                                      ("by_text", 4, ", 'range', range_order => 'text'")):
         psql(f"SELECT shardmap.create_keyspace('{keyspace}'{options})")
         for shard in range(shards):
-            psql(f"SELECT shardmap.add_shard('{keyspace}-{shard}', host => '127.0.0.1', keyspace => '{keyspace}', "
-                 f"port => {cluster.shard_server(shard).port}, dbname => '{cluster.shard_database(shard)}')")
+            server, database = cluster.shard_server(shard), f"{keyspace}_{shard}"
+            server.psql(f"CREATE DATABASE {database}")
+            psql(f"SELECT shardmap.add_shard('{keyspace}-{shard}', host => '127.0.0.1', port => {server.port}, "
+                 f"dbname => '{database}', keyspace => '{keyspace}')")
     for keyspace, bounds in (("by_number", [None, "0", "3", "8", None]), ("by_text", [None, "A", "b", "x", None])):
         for shard, (lower, upper) in enumerate(zip(bounds, bounds[1:])):
             lower, upper = (("NULL" if bound is None else f"'{bound}'") for bound in (lower, upper))

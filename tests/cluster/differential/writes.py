@@ -23,7 +23,6 @@ class Step:
     kind: str = "query"  # query, write, control, copy in, copy out, explain
     order: tuple = ()
     tables: tuple = ()  # stored names of tables that it may change
-    refusal: str = None  # a key of known.REFUSALS
     data: str = ""  # of COPY .. FROM
     has_rows: bool = True
     form: str = "simple"
@@ -72,12 +71,12 @@ class Writes:
             row = dict(zip(stored_columns(table), random_row(self.rng, table, self._id())))
             values = [self._inserted(table, c, types[c], row[c]) for c in columns]
             rows.append(["(", joined(", ", values), ")"])
-        conflict, refusal = self._conflict(table)
+        conflict = self._conflict()
         returning = self.returning("", table)
         rows = Part(rows, *rows) if len(rows) > 1 else rows
         rows = Part(joined(", ", rows.choices[0]), *rows.choices[1:]) if isinstance(rows, Part) else rows
         tree = [f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ", rows, conflict, returning]
-        return Step(tree, "write", (), (table.stored,), refusal, has_rows=self._has_rows(returning))
+        return Step(tree, "write", (), (table.stored,), has_rows=self._has_rows(returning))
 
     def _inserted(self, table, column, type, text):
         if text is None or (column == "k" and self.rng.random() < 0.01):
@@ -91,14 +90,14 @@ class Writes:
             return ["coalesce(", null(type), ", ", typed(self.rng, type, text), ")"]
         return value
 
-    def _conflict(self, table):
+    def _conflict(self):
         roll = self.rng.random()
         if roll < 0.2:
-            return " ON CONFLICT DO NOTHING", None
+            return " ON CONFLICT DO NOTHING"
         if roll < 0.24:
-            return self.rng.choice([" ON CONFLICT (k, id) DO NOTHING", " ON CONFLICT (k, id) DO UPDATE SET a = excluded.a, b = 'up'"]), \
-                "conflict target" if table.keyspace else None
-        return "", None
+            return self.rng.choice([" ON CONFLICT (k, id) DO NOTHING",
+                                    " ON CONFLICT (k, id) DO UPDATE SET a = excluded.a, b = 'up'"])
+        return ""
 
     def insert_select(self):
         table = self.target()
@@ -108,9 +107,9 @@ class Writes:
         columns = stored_columns(table)
         add = self.rng.choice([0, 100, 1000, 5000])
         values = [f"s.id + {add}" if c == "id" else f"s.{c}" for c in columns]
-        conflict, refusal = self._conflict(table)
+        conflict = self._conflict()
         if "DO UPDATE" in conflict:
-            conflict, refusal = " ON CONFLICT DO NOTHING", None
+            conflict = " ON CONFLICT DO NOTHING"
         if self.rng.random() < 0.3:
             values[columns.index("k")] = typed(self.rng, table.type)
             values[columns.index("id")] = f"(SELECT count(*)::int + {add} FROM {source.name} x WHERE (x.k, x.id) < (s.k, s.id))"
@@ -118,10 +117,10 @@ class Writes:
         limit = Part(self.rng.choice(["", "", f" ORDER BY s.k, s.id LIMIT {self.rng.choice([1, 5])}"]), "")
         tree = [f"INSERT INTO {table.name} ({', '.join(columns)}) SELECT ", joined(", ", values),
                 f" FROM {source.name} s", self.where([relation]), limit, conflict, returning]
-        return Step(tree, "write", (), (table.stored,), refusal, has_rows=self._has_rows(returning))
+        return Step(tree, "write", (), (table.stored,), has_rows=self._has_rows(returning))
 
     def _assignments(self, table, alias, source=None):
-        """SET list, and the refusal that it brings."""
+        """SET list."""
         choices = {
             "a": [typed(self.rng, "int4", str(self.rng.randrange(20))), f"{alias}.a + 1", f"coalesce({alias}.a, 0) + 1", "NULL",
                   f"CASE WHEN {alias}.id % 2 = 0 THEN 7 ELSE {alias}.a END", "5000"],
@@ -143,11 +142,9 @@ class Writes:
             pool = choices[name]
             value = self.rng.choices(pool, [weights.get(p, 1) if isinstance(p, str) else 1 for p in pool])[0]
             pieces.append([f"{name} = ", value])
-        refusal = None
         if self.rng.random() < 0.03:
             pieces.append(["k = ", typed(self.rng, table.type)])
-            refusal = "key change" if table.keyspace else None
-        return Part(joined(", ", pieces), *pieces) if len(pieces) > 1 and not refusal else joined(", ", pieces), refusal
+        return Part(joined(", ", pieces), *pieces) if len(pieces) > 1 else joined(", ", pieces)
 
     def _joined_source(self, alias):
         """Another table to read in UPDATE .. FROM or DELETE .. USING: tree, relations, conditions, whether unique."""
@@ -167,11 +164,11 @@ class Writes:
             if unique:
                 conditions.append(f"{name}.id = {unique}.id AND {name}.k = {unique}.k")
                 unique = unique if FAMILY[others[0].table.type] == table.family else None
-        sets, refusal = self._assignments(table, name, unique)
+        sets = self._assignments(table, name, unique)
         returning = self.returning(f"{name}.", table, [f"{unique}.a"] if unique else ())
         tree = [f"UPDATE {table.name} {alias} SET ", sets, [" FROM ", item] if others else "",
                 self.where([relation, *others], (), conditions), returning]
-        return Step(tree, "write", (), (table.stored,), refusal, has_rows=self._has_rows(returning))
+        return Step(tree, "write", (), (table.stored,), has_rows=self._has_rows(returning))
 
     def delete(self):
         table, alias = self.target(), self.rng.choice(["", "u"])
@@ -198,13 +195,13 @@ class Writes:
         return Step(sql, "copy in", (), (table.stored,), data="".join(lines))
 
     def merge(self):
-        table, source = self.target(), None
+        table = self.target()
         source = self.rng.choice([t for t in TABLES if t.type == table.type])
         sql = [f"MERGE INTO {table.name} t USING {source.name} s ON t.k = s.k AND t.id = s.id AND ",
                self.condition([self.relation_of(table, "t")], depth=0), " WHEN MATCHED THEN UPDATE SET b = s.b"]
         if self.rng.random() < 0.5 and table.kind == "table":
             sql.append(" WHEN NOT MATCHED THEN INSERT (k, id, a) VALUES (s.k, s.id + 7000, s.a)")
-        return Step(sql, "write", (), (table.stored,), "merge" if table.keyspace else None, has_rows=False)
+        return Step(sql, "write", (), (table.stored,), has_rows=False)
 
     def truncate(self):
         table = self.rng.choice(TABLES)
@@ -214,8 +211,6 @@ class Writes:
         step = self.rng.choice([self.insert, self.update, self.delete])()
         table = next(t for t in WRITABLE if t.stored == step.tables[0])
         tree = step.tree[:-1]
-        if step.refusal:
-            return step
         columns = [("k", table.type, "k"), ("id", "int4", "id"), ("a", "int4", "x")]
         name = self.alias("m")
         prefix = self._prefix(tree)
