@@ -95,8 +95,12 @@ unsafe fn sort_above(input: *mut pg_sys::Plan) -> Option<*mut pg_sys::Plan> {
     (*plan).extParam = pg_sys::bms_copy((*input).extParam);
     (*plan).allParam = pg_sys::bms_copy((*input).allParam);
     for column in columns {
-        let var = pg_sys::makeVarFromTargetEntry(pg_sys::OUTER_VAR, column);
-        let entry = pg_sys::makeTargetEntry(var.cast(), (*column).resno, (*column).resname, (*column).resjunk);
+        // As the planner does: a write looks here for the NULL constants of generated and dropped columns.
+        let expr = match cast::<pg_sys::Const>((*column).expr.cast(), pg_sys::NodeTag::T_Const) {
+            Some(constant) => pg_sys::copyObjectImpl(constant.cast()).cast::<pg_sys::Expr>(),
+            None => pg_sys::makeVarFromTargetEntry(pg_sys::OUTER_VAR, column).cast(),
+        };
+        let entry = pg_sys::makeTargetEntry(expr, (*column).resno, (*column).resname, (*column).resjunk);
         (*plan).targetlist = pg_sys::lappend((*plan).targetlist, entry.cast());
     }
     (*sort).numCols = 1;

@@ -50,10 +50,10 @@ pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List
     }
     if !is_running(estate) {
         let Some(note) = note::read(private) else { return };
-        stats::count_step(counted_as(note.step));
         if note.step == Step::FanOut {
             apply_policy(&note, &source_text(estate));
         }
+        stats::count_step(counted_as(note.step));
         start(estate, note);
     }
 }

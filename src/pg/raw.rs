@@ -44,6 +44,11 @@ server_function! {
     fn ExecAsyncRequestDone(request: *mut pg_sys::AsyncRequest, result: *mut pg_sys::TupleTableSlot) -> ();
 }
 
+server_function! {
+    /// Runs the InitPlans behind those of `params` that have not run. Source: executor/nodeSubplan.h.
+    fn ExecSetParamPlanMulti(params: *const pg_sys::Bitmapset, context: *mut pg_sys::ExprContext) -> ();
+}
+
 /// The value of `expression`; as the inline function ExecEvalExpr.
 ///
 /// # Safety

@@ -87,10 +87,15 @@ pub unsafe extern "C-unwind" fn foreign_async_request(request: *mut pg_sys::Asyn
 
 /// Lets postgres_fdw begin `node` if it has not; false if the node's shard can have none of its rows.
 unsafe fn begin(node: *mut pg_sys::ForeignScanState) -> bool {
+    let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
+    // postgres_fdw computes its parameters after it has made sure that the connection is idle; a subquery among them may
+    // use the same connection, and leave a request pending on it.
+    if !(*plan).scan.plan.extParam.is_null() {
+        raw::ExecSetParamPlanMulti((*plan).scan.plan.extParam, (*node).ss.ps.ps_ExprContext);
+    }
     if !(*node).fdw_state.is_null() {
         return true;
     }
-    let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
     if !may_have_rows(node, plan) {
         return false;
     }
