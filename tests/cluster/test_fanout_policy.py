@@ -105,7 +105,8 @@ def test_error_asks_no_shard(db, sql):
                                  "SELECT * FROM t WHERE k IN (1, 7)", "SELECT * FROM t JOIN u USING (k) WHERE k = 7",
                                  "SELECT * FROM local", "SELECT 1", "UPDATE t SET c = c WHERE k = 7",
                                  "SELECT * FROM t WHERE k = ANY (ARRAY[1, 7])", "SELECT relname FROM pg_class",
-                                 "SELECT * FROM t WHERE false", "INSERT INTO t SELECT k, 50, c FROM local", "DELETE FROM t WHERE k = 1 AND id = 50",
+                                 "SELECT * FROM t WHERE false", "INSERT INTO t SELECT k, 50, c FROM local",
+                                 "DELETE FROM t WHERE k = 1 AND id = 50",
                                  "SELECT count(*) FROM t WHERE k = current_setting('server_version_num')::int",
                                  "TABLE shardmap.tables", "TABLE shardmap.fanout_queries"])
 def test_others_are_not_flagged(db, sql):
