@@ -27,7 +27,8 @@ extension_sql_file!("../sql/tables.sql", name = "tables", requires = ["tables_lo
 extension_sql_file!("../sql/tables_undo.sql", name = "tables_undo", requires = ["tables"]);
 extension_sql_file!("../sql/tables_grants.sql", name = "tables_grants", requires = ["tables_undo"]);
 extension_sql_file!("../sql/tables_drop.sql", name = "tables_drop", requires = ["tables_grants"]);
-extension_sql_file!("../sql/planning.sql", name = "planning", requires = ["tables_drop"]);
+extension_sql_file!("../sql/tables_guard.sql", name = "tables_guard", requires = ["tables_drop"]);
+extension_sql_file!("../sql/planning.sql", name = "planning", requires = ["tables_guard"]);
 extension_sql_file!("../sql/export.sql", name = "export", requires = ["planning"]);
 extension_sql_file!("../sql/views.sql", name = "views", requires = ["export"]);
 extension_sql_file!("../sql/stats.sql", name = "stats", requires = ["views"]);

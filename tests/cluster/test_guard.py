@@ -1,0 +1,46 @@
+"""A logical table cannot be altered into something that the shards do not hold; everything else can be altered."""
+
+import psycopg
+import pytest
+
+BREAKS = {
+    "key renamed": "ALTER TABLE guarded RENAME COLUMN k TO other",
+    "table renamed": "ALTER TABLE guarded RENAME TO other",
+    "table moved": "ALTER TABLE guarded SET SCHEMA elsewhere",
+    "partition detached": "ALTER TABLE guarded DETACH PARTITION guarded_0",
+    "partition dropped": "DROP FOREIGN TABLE guarded_0",
+    "partition added": "CREATE TABLE extra PARTITION OF guarded FOR VALUES WITH (MODULUS 1024, REMAINDER 77)",
+}
+
+
+@pytest.fixture(scope="module")
+def connection(cluster):
+    with psycopg.connect(cluster.new_database("guard"), autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA elsewhere")
+        connection.execute("CREATE TABLE guarded (k int PRIMARY KEY, v int)")
+        connection.execute("SELECT shardmap.distribute_table('guarded', 'k')")
+        connection.execute("INSERT INTO guarded SELECT i, i FROM generate_series(1, 100) i")
+        yield connection
+
+
+def rows(connection):
+    return connection.execute("SELECT count(*), sum(v) FROM guarded").fetchone()
+
+
+@pytest.mark.parametrize("statement", BREAKS.values(), ids=BREAKS.keys())
+def test_what_would_break_the_table_is_refused(connection, statement):
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="would break logical table") as refused:
+        connection.execute(statement)
+    assert refused.value.diag.message_hint and refused.value.diag.message_detail
+    assert rows(connection) == (100, 5050)
+
+
+def test_other_changes_are_let_through(connection):
+    connection.execute("ALTER TABLE guarded ADD COLUMN extra int")
+    connection.execute("SELECT shardmap.run_on_shards('ALTER TABLE guarded ADD COLUMN extra int')")
+    connection.execute("UPDATE guarded SET extra = 1 WHERE k = 7")
+    connection.execute("ALTER TABLE guarded ALTER COLUMN extra SET DEFAULT 3")
+    assert connection.execute("INSERT INTO guarded VALUES (101, 0) RETURNING extra").fetchone() == (3,)
+    assert connection.execute("SELECT extra FROM guarded WHERE k = 7").fetchone() == (1,)
+    connection.execute("CREATE TABLE beside (a int)")
+    connection.execute("DROP TABLE beside")
