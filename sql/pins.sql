@@ -63,8 +63,8 @@ BEGIN
         IF tables IS NOT NULL THEN
             RAISE EXCEPTION 'key "%" has rows on shard "%"', canonical, shard
                 USING ERRCODE = 'object_not_in_prerequisite_state',
-                    DETAIL = format('They are in %s; the owner would be shard "%s".', tables, owner),
-                    HINT = 'A pin does not move rows. Delete them and insert them again after the change, in one transaction.';
+                    DETAIL = format('They are in %s; the owner would be %s.', tables, coalesce('shard "' || owner || '"', 'none')),
+                    HINT = 'This does not move rows. Delete them before, and insert them again after.';
         END IF;
     END LOOP;
 END

@@ -39,11 +39,12 @@ CREATE FUNCTION shardmap._check_range_version(range shardmap.key_range, version 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF expected IS DISTINCT FROM version THEN
-        RAISE EXCEPTION 'range % of keyspace "%" has %, not %', shardmap._range_text(range.lower, range.upper),
-                range.keyspace, CASE version WHEN 0 THEN 'no owner' ELSE 'version ' || version END,
-                coalesce('version ' || expected, 'no owner')
+        RAISE EXCEPTION 'range % of keyspace "%" %', shardmap._range_text(range.lower, range.upper), range.keyspace,
+                CASE WHEN version = 0 THEN format('does not exist, version %s was expected', expected)
+                    WHEN expected IS NULL THEN format('exists already, at version %s', version)
+                    ELSE format('is at version %s, version %s was expected', version, expected) END
             USING ERRCODE = 'serialization_failure', DETAIL = 'Nothing was changed.',
-                HINT = 'Read shardmap.key_range again and decide anew.';
+                HINT = 'Read shardmap.key_range again and pass the version that you have seen.';
     END IF;
 END
 $$;

@@ -8,21 +8,51 @@
 
 GRANT USAGE ON FOREIGN DATA WRAPPER shardmap_fdw TO shardmap_admin;
 
+-- Statements on a logical table have connections of their own to the shards. What they did in this transaction would be
+-- unseen here, and what they locked there would be waited for in vain.
+CREATE FUNCTION shardmap._check_unused(relation oid, name text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_locks l
+                WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.relation = $1
+                  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                  AND l.mode IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')) THEN
+        RAISE EXCEPTION 'table % has been used in this transaction', name
+            USING ERRCODE = 'object_in_use', HINT = 'Commit first, and change the map in a transaction of its own.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_unused(oid, text) IS 'raises an error if this transaction has read or written a logical table';
+GRANT EXECUTE ON FUNCTION shardmap._check_unused(oid, text) TO PUBLIC; -- DROP TABLE is for all
+
 CREATE FUNCTION shardmap._lock_tables(keyspace text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    relation text;
+    logical record;
 BEGIN
-    FOR relation IN
-        SELECT t.relation::text FROM shardmap.logical_table t WHERE t.keyspace = $1 ORDER BY t.relation::oid
+    FOR logical IN
+        SELECT t.relation, t.relation::text AS name FROM shardmap.logical_table t WHERE t.keyspace = $1 ORDER BY t.relation::oid
     LOOP
-        EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', relation);
+        PERFORM shardmap._check_unused(logical.relation, logical.name);
+        EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', logical.name);
     END LOOP;
 END
 $$;
 COMMENT ON FUNCTION shardmap._lock_tables(text) IS 'holds off writers of all logical tables of a keyspace until the transaction ends, so that no row lands by the old map';
 REVOKE ALL ON FUNCTION shardmap._lock_tables(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._lock_tables(text) TO shardmap_admin;
+
+-- A shard's locks are no part of this server's deadlock check, so that waiting for one has an end.
+CREATE FUNCTION shardmap._remote_ddl(shard text, sql text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM shardmap.remote_execute(shard, format('SET LOCAL lock_timeout = %L; %s',
+        CASE current_setting('lock_timeout') WHEN '0' THEN '60s' ELSE current_setting('lock_timeout') END, sql));
+END
+$$;
+COMMENT ON FUNCTION shardmap._remote_ddl(text, text) IS 'runs statements on a shard that lock tables there, with this session''s lock_timeout, or a minute';
+REVOKE ALL ON FUNCTION shardmap._remote_ddl(text, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._remote_ddl(text, text) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._tables_with_rows(shard text) RETURNS TABLE (relation regclass)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -136,7 +136,7 @@ DECLARE
     names text;
 BEGIN
     SELECT concat_ws('; ',
-        (SELECT format('%s pinned keys, among them %L', count(*), min(p.key)) FROM shardmap.pin p
+        (SELECT format(CASE count(*) WHEN 1 THEN 'pinned key %2$L' ELSE '%1$s pinned keys, among them %2$L' END, count(*), min(p.key)) FROM shardmap.pin p
           WHERE p.keyspace = shard.keyspace AND p.shard = shard.name HAVING count(*) > 0),
         (SELECT format('ranges %s', string_agg(format('[%s, %s)', coalesce(quote_literal(r.lower), '-infinity'),
                 coalesce(quote_literal(r.upper), 'infinity')), ', ' ORDER BY r.lower NULLS FIRST))
@@ -182,7 +182,7 @@ BEGIN
     PERFORM shardmap._lock_tables(shard.keyspace);
     PERFORM shardmap._check_droppable(shard);
     FOR relation IN SELECT t.relation FROM shardmap.logical_table t WHERE t.keyspace = shard.keyspace LOOP
-        PERFORM shardmap.remote_execute(name, format('DROP TABLE IF EXISTS %s', shardmap._shard_table(relation)));
+        PERFORM shardmap._remote_ddl(name, format('DROP TABLE IF EXISTS %s', shardmap._shard_table(relation)));
     END LOOP;
     PERFORM shardmap._drop_partitions(name);
     PERFORM shardmap._delete_shard(name);

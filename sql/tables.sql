@@ -31,7 +31,8 @@ COMMENT ON FUNCTION shardmap._partition_name(regclass, integer) IS 'free name fo
 REVOKE ALL ON FUNCTION shardmap._partition_name(regclass, integer) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._partition_name(regclass, integer) TO shardmap_admin;
 
--- Attached, not created as a partition: that would lock out readers too.
+-- Attached where that is safe, as creating it in place locks out readers too. With CHECK constraints it is not: ATTACH
+-- evaluates calls in them that have constant arguments, and this function has its owner's rights.
 CREATE FUNCTION shardmap._create_partition(relation regclass, shard text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
 DECLARE
@@ -40,6 +41,7 @@ DECLARE
     name text;
     owner oid;
     partition text;
+    bound text;
     columns text;
 BEGIN
     SELECT s.number INTO number FROM shardmap.logical_table t JOIN shardmap.shard s ON s.keyspace = t.keyspace
@@ -50,26 +52,27 @@ BEGIN
     SELECT n.nspname, c.relname, c.relowner INTO STRICT schema, name, owner
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     partition := format('%I.%I', schema, shardmap._partition_name(relation, number));
-    SELECT string_agg(part, ', ' ORDER BY position, part) INTO columns FROM (
-        SELECT a.attnum::integer AS position, format('%I %s%s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
+    bound := format('FOR VALUES WITH (MODULUS 1024, REMAINDER %s)', number);
+    IF EXISTS (SELECT FROM pg_constraint o WHERE o.conrelid = relation AND o.contype = 'c') THEN
+        EXECUTE format('CREATE FOREIGN TABLE %s PARTITION OF %I.%I %s SERVER %I OPTIONS (schema_name %L, table_name %L)',
+            partition, schema, name, bound, shard, schema, name);
+    ELSE
+        SELECT string_agg(format('%I %s%s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
             (SELECT format(' COLLATE %I.%I', n.nspname, l.collname)
                FROM pg_collation l JOIN pg_namespace n ON n.oid = l.collnamespace
               WHERE l.oid = a.attcollation AND a.attcollation <> t.typcollation),
             CASE a.attgenerated WHEN '' THEN '' ELSE format(' GENERATED ALWAYS AS (%s) %s', pg_get_expr(d.adbin, d.adrelid),
                 CASE a.attgenerated WHEN 's' THEN 'STORED' ELSE 'VIRTUAL' END) END,
-            CASE WHEN a.attnotnull THEN ' NOT NULL' END) AS part
+            CASE WHEN a.attnotnull THEN ' NOT NULL' END), ', ' ORDER BY a.attnum) INTO columns
           FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
           LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
-        UNION ALL
-        SELECT 10000, format('CONSTRAINT %I CHECK (%s)', o.conname, pg_get_expr(o.conbin, o.conrelid))
-          FROM pg_constraint o WHERE o.conrelid = relation AND o.contype = 'c') parts;
-    EXECUTE format('CREATE FOREIGN TABLE %s (%s) SERVER %I OPTIONS (schema_name %L, table_name %L)',
-        partition, columns, shard, schema, name);
+         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped;
+        EXECUTE format('CREATE FOREIGN TABLE %s (%s) SERVER %I OPTIONS (schema_name %L, table_name %L)',
+            partition, columns, shard, schema, name);
+        EXECUTE format('ALTER TABLE %I.%I ATTACH PARTITION %s %s', schema, name, partition, bound);
+    END IF;
     EXECUTE format('COMMENT ON FOREIGN TABLE %s IS %L', partition, format('rows of %s on shard %s', relation, shard));
     EXECUTE format('ALTER FOREIGN TABLE %s OWNER TO %s', partition, owner::regrole);
-    EXECUTE format('ALTER TABLE %I.%I ATTACH PARTITION %s FOR VALUES WITH (MODULUS 1024, REMAINDER %s)',
-        schema, name, partition, number);
 END
 $$;
 COMMENT ON FUNCTION shardmap._create_partition(regclass, text) IS 'makes a logical table''s partition for a shard: a foreign table';

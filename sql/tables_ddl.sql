@@ -143,9 +143,9 @@ BEGIN
     -- CREATE SCHEMA IF NOT EXISTS needs the right to create one even where it exists.
     IF NOT EXISTS (SELECT FROM shardmap.remote_rows(shard,
             format('SELECT n.nspname::text AS name FROM pg_catalog.pg_namespace n WHERE n.nspname = %L', schema))) THEN
-        PERFORM shardmap.remote_execute(shard, format('CREATE SCHEMA %I', schema));
+        PERFORM shardmap._remote_ddl(shard, format('CREATE SCHEMA %I', schema));
     END IF;
-    PERFORM shardmap.remote_execute(shard, array_to_string(statements, '; '));
+    PERFORM shardmap._remote_ddl(shard, array_to_string(statements, '; '));
 END
 $$;
 COMMENT ON FUNCTION shardmap._run_ddl(text, text, text[]) IS 'runs statements on a shard, after making the schema where it is missing';

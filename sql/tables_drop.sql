@@ -20,12 +20,13 @@ DECLARE
     shard text;
 BEGIN
     FOR dropped IN
-        SELECT o.schema_name, o.object_name, t.keyspace FROM pg_event_trigger_dropped_objects() o
+        SELECT o.objid, o.schema_name, o.object_name, t.keyspace FROM pg_event_trigger_dropped_objects() o
           JOIN shardmap.logical_table t ON t.relation = o.objid AND o.classid = 'pg_class'::regclass AND o.objsubid = 0
     LOOP
         IF TG_TAG = 'DROP TABLE' AND has_function_privilege('shardmap.remote_execute(text, text, boolean)', 'EXECUTE') THEN
+            PERFORM shardmap._check_unused(dropped.objid, format('%I.%I', dropped.schema_name, dropped.object_name));
             FOR shard IN SELECT s.name FROM shardmap.shard s WHERE s.keyspace = dropped.keyspace ORDER BY s.number LOOP
-                PERFORM shardmap.remote_execute(shard, format('DROP TABLE IF EXISTS %I.%I', dropped.schema_name, dropped.object_name));
+                PERFORM shardmap._remote_ddl(shard, format('DROP TABLE IF EXISTS %I.%I', dropped.schema_name, dropped.object_name));
             END LOOP;
         ELSE
             RAISE NOTICE 'table "%" is still on its shards', dropped.object_name

@@ -101,11 +101,12 @@ BEGIN
     IF NOT pg_has_role((SELECT c.relowner FROM pg_class c WHERE c.oid = relation), 'USAGE') THEN
         RAISE EXCEPTION 'must be owner of table %', relation USING ERRCODE = 'insufficient_privilege';
     END IF;
+    PERFORM shardmap._check_unused(relation, relation::text);
     EXECUTE format('LOCK TABLE %I.%I IN ACCESS EXCLUSIVE MODE', schema, name);
     PERFORM shardmap._check_dependents(relation);
     shards := ARRAY(SELECT s.name FROM shardmap.shard s WHERE s.keyspace = logical.keyspace ORDER BY s.number);
     FOREACH shard IN ARRAY shards LOOP
-        PERFORM shardmap.remote_execute(shard, format('LOCK TABLE ONLY %I.%I IN ACCESS EXCLUSIVE MODE', schema, name));
+        PERFORM shardmap._remote_ddl(shard, format('LOCK TABLE ONLY %I.%I IN ACCESS EXCLUSIVE MODE', schema, name));
     END LOOP;
     SELECT array_agg(d.row[2] ORDER BY d.position) INTO statements
       FROM shardmap.remote_rows(shards[1], shardmap._table_ddl_sql(schema, name, '')) WITH ORDINALITY d (row, position)
@@ -121,7 +122,7 @@ BEGIN
     PERFORM shardmap._forget_table(relation);
     EXECUTE format('DROP TABLE %s', shardmap._shard_table(relation));
     FOREACH shard IN ARRAY shards LOOP
-        PERFORM shardmap.remote_execute(shard, format('DROP TABLE %I.%I', schema, name));
+        PERFORM shardmap._remote_ddl(shard, format('DROP TABLE %I.%I', schema, name));
     END LOOP;
 END
 $$;
