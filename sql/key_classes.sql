@@ -104,6 +104,8 @@ BEGIN
     IF NOT EXISTS (SELECT FROM shardmap.key_class c
                     WHERE c.keyspace = $1 AND c.key_type = format('pg_catalog.%I', base)::regtype) THEN
         EXECUTE format('CREATE OPERATOR FAMILY %s USING hash', shardmap._key_class_name(keyspace, family_of));
+        EXECUTE format('COMMENT ON OPERATOR FAMILY %s USING hash IS %L', shardmap._key_class_name(keyspace, family_of),
+            'key types of keyspace ' || keyspace || ' whose values can be equal');
         FOR member IN SELECT k.type, k.hash FROM shardmap._key_types k WHERE k.family = family_of LOOP
             PERFORM shardmap._create_key_class(keyspace, member.type, member.hash, family_of);
         END LOOP;
