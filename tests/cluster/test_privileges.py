@@ -87,7 +87,8 @@ def test_partitions_are_closed(db, cleo):
 
 @pytest.mark.parametrize("grant, allowed, denied", [
     ("SELECT (k, id)", ["SELECT k, id FROM t WHERE k = 7", "SELECT count(*) FROM t",
-                        "SELECT id FROM t WHERE k IN (1, 2)", "SELECT id FROM t JOIN local USING (k)", "SELECT max(id) FROM t GROUP BY k"],
+                        "SELECT id FROM t WHERE k IN (1, 2)", "SELECT id FROM t JOIN local USING (k)",
+                        "SELECT max(id) FROM t GROUP BY k"],
      ["SELECT c FROM t WHERE k = 7", "SELECT * FROM t WHERE k = 7", "SELECT id FROM t WHERE c = 'c1'",
       "SELECT t FROM t WHERE k = 7", "SELECT id FROM t WHERE k = 7 ORDER BY c", "SELECT count(c) FROM t",
       "SELECT id FROM t WHERE k = 7 FOR UPDATE", "SELECT (SELECT max(c) FROM t WHERE t.k = l.k) FROM local l"]),
