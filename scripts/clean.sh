@@ -3,5 +3,4 @@
 . "$(dirname "$0")/lib.sh"
 if [ -e "$1/cluster.json" ]; then python3 "$ROOT/scripts/cluster.py" destroy --dir "$1"; fi
 say "removing target and .tools"
-rm -rf "$ROOT/target" "$(readlink -f "$TOOLS")"
-rm -f "$TOOLS"
+rm -rf "$ROOT/target" "$TOOLS" "$ROOT/.tools"
