@@ -24,8 +24,8 @@ use crate::pg::catalog::{self, Keyspace, LogicalTable};
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{mark, LateKeys, Note, Planned, Planning};
 use crate::pg::query::read::{read, Reading, Reference, Usage};
-use crate::pg::query::substitute::{is_plain_do_nothing, send_as_value, substitute};
-use crate::pg::query::tree::{cast, items, walk_level};
+use crate::pg::query::substitute::{is_plain_do_nothing, send_as_value, spell_out_bpchar, substitute};
+use crate::pg::query::tree::{items, subqueries};
 use crate::pg::settings::{FanoutPolicy, ENABLE_ROUTING};
 
 static PREVIOUS: OnceLock<pg_sys::planner_hook_type> = OnceLock::new();
@@ -58,6 +58,7 @@ unsafe extern "C-unwind" fn plan(
     }
     refuse_unsupported(&reading);
     let reads_first = barrier::is_needed(query, &reading);
+    spell_out_bpchar(query);
     let plan = route(&reading);
     // Shards are left out at run time scan by scan; a join or aggregate of all partitions would start them all.
     let _partitionwise = (!plan.prunes_late).then(Partitionwise::on);
@@ -85,31 +86,13 @@ unsafe fn hand_on(
 /// Whether a partitioned table stands anywhere in the statement: a logical table always is one.
 unsafe fn has_candidate(query: *mut pg_sys::Query) -> bool {
     for entry in items::<pg_sys::RangeTblEntry>((*query).rtable) {
-        let found = match (*entry).rtekind {
-            pg_sys::RTEKind::RTE_RELATION => (*entry).relkind as u8 == pg_sys::RELKIND_PARTITIONED_TABLE,
-            pg_sys::RTEKind::RTE_SUBQUERY => has_candidate((*entry).subquery),
-            _ => false,
-        };
-        if found {
+        if (*entry).rtekind == pg_sys::RTEKind::RTE_RELATION
+            && (*entry).relkind as u8 == pg_sys::RELKIND_PARTITIONED_TABLE
+        {
             return true;
         }
     }
-    for cte in items::<pg_sys::CommonTableExpr>((*query).cteList) {
-        if cast((*cte).ctequery, pg_sys::NodeTag::T_Query).is_some_and(|q| has_candidate(q)) {
-            return true;
-        }
-    }
-    if !(*query).hasSubLinks {
-        return false;
-    }
-    let mut found = false;
-    walk_level(query, &mut |node| {
-        if let Some(link) = cast::<pg_sys::SubLink>(node, pg_sys::NodeTag::T_SubLink) {
-            found |= has_candidate((*link).subselect.cast());
-        }
-        !found
-    });
-    found
+    subqueries(query).into_iter().any(|inner| has_candidate(inner))
 }
 
 /// Where a reference's rows are.

@@ -13,34 +13,32 @@ BREAKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def connection(cluster):
-    with psycopg.connect(cluster.new_database("guard"), autocommit=True) as connection:
-        connection.execute("CREATE SCHEMA elsewhere")
-        connection.execute("CREATE TABLE guarded (k int PRIMARY KEY, v int)")
-        connection.execute("SELECT shardmap.distribute_table('guarded', 'k')")
-        connection.execute("INSERT INTO guarded SELECT i, i FROM generate_series(1, 100) i")
-        yield connection
+SETUP = """
+    CREATE SCHEMA elsewhere;
+    CREATE TABLE guarded (k int PRIMARY KEY, v int);
+    SELECT shardmap.distribute_table('guarded', 'k');
+    INSERT INTO guarded SELECT i, i FROM generate_series(1, 100) i;
+"""
 
 
-def rows(connection):
-    return connection.execute("SELECT count(*), sum(v) FROM guarded").fetchone()
+def rows(conn):
+    return conn.execute("SELECT count(*), sum(v) FROM guarded").fetchone()
 
 
 @pytest.mark.parametrize("statement", BREAKS.values(), ids=BREAKS.keys())
-def test_what_would_break_the_table_is_refused(connection, statement):
+def test_what_would_break_the_table_is_refused(conn, statement):
     with pytest.raises(psycopg.errors.FeatureNotSupported, match="would break logical table") as refused:
-        connection.execute(statement)
+        conn.execute(statement)
     assert refused.value.diag.message_hint and refused.value.diag.message_detail
-    assert rows(connection) == (100, 5050)
+    assert rows(conn) == (100, 5050)
 
 
-def test_other_changes_are_let_through(connection):
-    connection.execute("ALTER TABLE guarded ADD COLUMN extra int")
-    connection.execute("SELECT shardmap.run_on_shards('ALTER TABLE guarded ADD COLUMN extra int')")
-    connection.execute("UPDATE guarded SET extra = 1 WHERE k = 7")
-    connection.execute("ALTER TABLE guarded ALTER COLUMN extra SET DEFAULT 3")
-    assert connection.execute("INSERT INTO guarded VALUES (101, 0) RETURNING extra").fetchone() == (3,)
-    assert connection.execute("SELECT extra FROM guarded WHERE k = 7").fetchone() == (1,)
-    connection.execute("CREATE TABLE beside (a int)")
-    connection.execute("DROP TABLE beside")
+def test_other_changes_are_let_through(conn):
+    conn.execute("ALTER TABLE guarded ADD COLUMN extra int")
+    conn.execute("SELECT shardmap.run_on_shards('ALTER TABLE guarded ADD COLUMN extra int')")
+    conn.execute("UPDATE guarded SET extra = 1 WHERE k = 7")
+    conn.execute("ALTER TABLE guarded ALTER COLUMN extra SET DEFAULT 3")
+    assert conn.execute("INSERT INTO guarded VALUES (101, 0) RETURNING extra").fetchone() == (3,)
+    assert conn.execute("SELECT extra FROM guarded WHERE k = 7").fetchone() == (1,)
+    conn.execute("CREATE TABLE beside (a int)")
+    conn.execute("DROP TABLE beside")

@@ -7,7 +7,7 @@
 use pgrx::pg_sys;
 
 use super::read::{Conjunct, Reference};
-use super::tree::{cast, nth, rte, tag, walk_level};
+use super::tree::{cast, nth, rte, subqueries, walk_level};
 
 /// Puts foreign table `child` in the place of the logical table. Returns whether it did.
 ///
@@ -74,29 +74,34 @@ unsafe fn has_whole_row(reference: &Reference) -> bool {
 }
 
 unsafe fn find_whole_row(query: *mut pg_sys::Query, rti: u32, depth: u32, found: &mut bool) {
-    let mut below = Vec::new();
     walk_level(query, &mut |node| {
-        match tag(node) {
-            pg_sys::NodeTag::T_Var => {
-                let var = &*node.cast::<pg_sys::Var>();
-                *found |= var.varno as u32 == rti && var.varlevelsup == depth && var.varattno == 0;
-            }
-            pg_sys::NodeTag::T_SubLink => below.push((*node.cast::<pg_sys::SubLink>()).subselect),
-            _ => {}
+        if let Some(var) = cast::<pg_sys::Var>(node, pg_sys::NodeTag::T_Var) {
+            *found |= (*var).varno as u32 == rti && (*var).varlevelsup == depth && (*var).varattno == 0;
         }
         true
     });
-    for entry in super::tree::items::<pg_sys::RangeTblEntry>((*query).rtable) {
-        below.push((*entry).subquery.cast());
-    }
-    for cte in super::tree::items::<pg_sys::CommonTableExpr>((*query).cteList) {
-        below.push((*cte).ctequery);
-    }
-    for inner in below.into_iter().filter_map(|node| cast::<pg_sys::Query>(node, pg_sys::NodeTag::T_Query)) {
+    for inner in subqueries(query) {
         if !*found {
             find_whole_row(inner, rti, depth + 1, found);
         }
     }
+}
+
+/// Makes casts to char(n) that Postgres put in itself explicit, at every level: postgres_fdw looks through an implicit one
+/// and leaves the type off the constant beside it, which the shard then compares as text, trailing blanks and all.
+///
+/// # Safety
+/// `query` must be valid.
+pub unsafe fn spell_out_bpchar(query: *mut pg_sys::Query) {
+    walk_level(query, &mut |node| {
+        if let Some(relabel) = cast::<pg_sys::RelabelType>(node, pg_sys::NodeTag::T_RelabelType) {
+            if (*relabel).resulttype == pg_sys::BPCHAROID {
+                (*relabel).relabelformat = pg_sys::CoercionForm::COERCE_EXPLICIT_CAST;
+            }
+        }
+        true
+    });
+    subqueries(query).into_iter().for_each(|inner| spell_out_bpchar(inner));
 }
 
 /// Whether column by column both tables are the same, and (for a target) nothing hangs on the logical table itself.

@@ -83,3 +83,22 @@ pub unsafe fn walk_level(query: *mut pg_sys::Query, visit: &mut dyn FnMut(*mut p
     let flags = pg_sys::QTW_IGNORE_RT_SUBQUERIES | pg_sys::QTW_IGNORE_CTE_SUBQUERIES | pg_sys::QTW_IGNORE_JOINALIASES;
     pg_sys::query_tree_walker(query, Some(step), std::ptr::addr_of_mut!(visitor).cast(), flags as i32);
 }
+
+/// The queries directly below `query`: in FROM, in WITH, in expressions.
+///
+/// # Safety
+/// `query` must be valid.
+pub unsafe fn subqueries(query: *mut pg_sys::Query) -> Vec<*mut pg_sys::Query> {
+    // Most statements have none: nothing is allocated then.
+    let mut below: Vec<*mut pg_sys::Node> = Vec::new();
+    let derived = items::<pg_sys::RangeTblEntry>((*query).rtable).map(|entry| (*entry).subquery.cast::<pg_sys::Node>());
+    below.extend(derived.filter(|subquery| !subquery.is_null()));
+    below.extend(items::<pg_sys::CommonTableExpr>((*query).cteList).map(|cte| (*cte).ctequery));
+    if (*query).hasSubLinks {
+        walk_level(query, &mut |node| {
+            below.extend(cast::<pg_sys::SubLink>(node, pg_sys::NodeTag::T_SubLink).map(|link| (*link).subselect));
+            true
+        });
+    }
+    below.into_iter().filter_map(|node| cast(node, pg_sys::NodeTag::T_Query)).collect()
+}
