@@ -150,6 +150,8 @@ class Runner:
         why = self.differ(step, answers, expected)
         if why is None and step.kind != "query" and not self.dist.failed:
             why, answers, expected = self.state(changed, answers, expected)
+            if any(known.refusal("", answer, unit.as_user) for answer in answers):
+                return False
         if why is None:
             return True
         return self.failed(step, unit, why, answers, expected)
@@ -195,12 +197,7 @@ class Runner:
             return [side.simple(render(step.tree))]
         if step.form == "cursor":
             return side.cursor(render(step.tree))
-        values = []
-        sql = render(step.tree, values, "p" if step.form == "function" else "$")
-        sets = [[(v.type, v.text, v.declared) for v in values]]
-        rng = random.Random(step.seed)
-        for _ in range(rng.choice([0, 1, 2, 6]) if step.kind == "query" else rng.choice([0, 1])):
-            sets.append([(v.type, rebound(rng, v), v.declared) for v in values])
+        sql, sets = bound(step)
         literals = [[literal(type, text) for type, text, _ in each] for each in sets]
         if step.form == "prepare":
             return side.sql_prepare(sql, sets, literals)
@@ -210,19 +207,18 @@ class Runner:
 
     def failed(self, step, unit, why, answers, expected):
         """Keeps a failure, made smaller if it shows on the round's rows by itself. Returns False: the sides differ."""
-        pair = next(((a, b) for a, b in zip(answers, expected) if difference(a, b, step.order)), (answers[-1], expected[-1]))
-        details = f"distributed: {pair[0]}\nplain: {pair[1]}"
-        if name := known.open_defect("\n".join(self.last), f"{why}\n{details}"):
-            self.opened[name] = self.opened.get(name, 0) + 1
-            return False
+        details = described(step, answers, expected)
         before = list(self.last)
         self.reset()
+        explain = self.dist.simple("EXPLAIN (VERBOSE) " + render(step.tree)) if step.kind in ("query", "write") else Answer()
+        plan = "\n".join(row[0] for row in explain.rows) or str(explain)
+        if name := known.open_defect("\n".join(before), f"{why}\n{details}\n{plan}"):
+            self.opened[name] = self.opened.get(name, 0) + 1
+            return False
         smaller = None
         if len(unit.steps) == 1 and self.again(step, unit):
             minimise(step.tree, lambda: self.again(step, unit))
             smaller = self.last[0]
-        explain = self.dist.simple("EXPLAIN (VERBOSE) " + render(step.tree)) if step.kind in ("query", "write") else Answer()
-        plan = "\n".join(row[0] for row in explain.rows) or str(explain)
         if smaller:
             details += f"\nsmaller:\n{smaller}\n{self.details}"
         settings = "".join(f"SET {k} = {literal('text', v)};\n" for k, v in unit.settings.items())
@@ -249,9 +245,31 @@ class Runner:
             del self.failed
         if seen:
             _, _, why, answers, expected = seen[0]
-            pair = next(((a, b) for a, b in zip(answers, expected) if difference(a, b, step.order)), (answers[-1], expected[-1]))
-            self.details = f"distributed: {pair[0]}\nplain: {pair[1]}"
+            self.details = described(step, answers, expected)
         return not clean and bool(seen)
+
+
+def bound(step):
+    """The text of a step with parameters, and the sets of values that are bound to them: (type, text, declared)."""
+    values, rng = [], random.Random(step.seed)
+    sql = render(step.tree, values, "p" if step.form == "function" else "$")
+    sets = [[(v.type, v.text, v.declared) for v in values]]
+    for _ in range(rng.choice([0, 1, 2, 6]) if step.kind == "query" else rng.choice([0, 1])):
+        sets.append([(v.type, rebound(rng, v), v.declared) for v in values])
+    return sql, sets
+
+
+def described(step, answers, expected):
+    """The pair of answers that differs, and what was bound for it."""
+    pairs = list(zip(answers, expected))
+    at = next((i for i, (a, b) in enumerate(pairs) if difference(a, b, step.order)), len(pairs) - 1)
+    text = f"distributed: {pairs[at][0]}\nplain: {pairs[at][1]}"
+    if step.kind in ("query", "write") and step.form not in ("simple", "cursor"):
+        sql, sets = bound(step)
+        run = at - (step.form in ("prepare", "function"))
+        values = [literal(type, value) + ("" if declared else " (type not declared)") for type, value, declared in sets[min(run, len(sets) - 1)]]
+        text = f"{sql}\nrun {run + 1} of {len(sets)} with {values}\n{text}"
+    return text
 
 
 def only(left, right):
