@@ -135,7 +135,8 @@ DECLARE
     here text[] := shardmap._probe_local();
     there text[];
 BEGIN
-    SELECT r INTO STRICT there FROM shardmap.remote_rows(shard, shardmap._probe_sql()) r;
+    -- Not in a transaction: a standby refuses one that may write, and would not say what it is.
+    SELECT r INTO STRICT there FROM shardmap.remote_rows(shard, shardmap._probe_sql(), false) r;
     IF there[1]::integer < 130000 THEN
         RAISE EXCEPTION 'server of shard "%" is too old', shard
             USING ERRCODE = 'feature_not_supported', DETAIL = format('Its version is %s.', there[1]),

@@ -62,7 +62,7 @@ WITH rel AS (
             CASE c.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'x' THEN 'EXTENDED' ELSE 'MAIN' END END),
         (CASE c.compression WHEN 'p' THEN 'COMPRESSION pglz' WHEN 'l' THEN 'COMPRESSION lz4' END),
         (CASE WHEN c.attstattarget >= 0 THEN 'STATISTICS ' || c.attstattarget END),
-        ('(' || array_to_string(c.attoptions, ', ') || ')')) x (what)
+        ((SELECT '(' || string_agg(o, ', ') || ')' FROM unnest(c.attoptions) o WHERE o LIKE 'n_distinct%%'))) x (what)
      WHERE x.what IS NOT NULL
     UNION ALL
     SELECT 3, CASE o.contype WHEN 'c' THEN 'check' ELSE 'constraint' END, row_number() OVER (ORDER BY o.contype, o.conname),

@@ -75,7 +75,7 @@ RESET ROLE;
 -- What each shard has.
 SELECT DISTINCT r AS columns FROM shardmap.shard, shardmap.remote_rows(name, $$
     SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull::text, a.attidentity::text, a.attgenerated::text, a.attstorage::text, nullif(a.attstattarget, -1)::text,
-        array_to_string(a.attoptions, ','), pg_get_expr(d.adbin, d.adrelid), col_description(a.attrelid, a.attnum), a.attnum::text
+        (SELECT string_agg(o, ',') FROM unnest(a.attoptions) o WHERE o LIKE 'n_distinct%'), pg_get_expr(d.adbin, d.adrelid), col_description(a.attrelid, a.attnum), a.attnum::text
       FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
      WHERE a.attrelid = 'public.objects'::regclass AND a.attnum > 0$$) r ORDER BY 1;
 SELECT DISTINCT r AS constraints FROM shardmap.shard, shardmap.remote_rows(name, $$
