@@ -103,8 +103,12 @@ $$;
 COMMENT ON FUNCTION shardmap._check_direct_change() IS 'trigger: refuses catalog rows that are no map, and makes all sessions load the map anew';
 REVOKE ALL ON FUNCTION shardmap._check_direct_change() FROM PUBLIC;
 
-CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.keyspace
+CREATE TRIGGER check_direct_change
+    AFTER INSERT OR UPDATE OF name, strategy, vnodes, allocation, range_order OR DELETE OR TRUNCATE ON shardmap.keyspace
     FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('map');
+CREATE TRIGGER check_version_change AFTER UPDATE OF version ON shardmap.keyspace
+    FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('version');
+COMMENT ON TRIGGER check_version_change ON shardmap.keyspace IS 'keeps all sessions informed';
 CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.shard
     FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('map');
 CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.pin

@@ -129,10 +129,12 @@ COMMENT ON FUNCTION shardmap.drain_shard(text, boolean) IS 'marks a shard as one
 REVOKE ALL ON FUNCTION shardmap.drain_shard(text, boolean) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap.drain_shard(text, boolean) TO shardmap_admin;
 
-CREATE FUNCTION shardmap._check_droppable(shard shardmap.shard) RETURNS void
+-- `abandon`: the shard itself is not asked.
+CREATE FUNCTION shardmap._check_droppable(shard shardmap.shard, abandon boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     strategy text := (SELECT k.strategy FROM shardmap.keyspace k WHERE k.name = shard.keyspace);
+    owns boolean := strategy = 'modulo' AND shard.state <> 'joining' OR cardinality(shard.tokens) > 0;
     names text;
 BEGIN
     SELECT concat_ws('; ',
@@ -147,15 +149,19 @@ BEGIN
             USING ERRCODE = 'dependent_objects_still_exist', DETAIL = format('It owns %s.', names),
                 HINT = 'Use shardmap.unpin_key, or give the ranges to another shard with shardmap.set_range.';
     END IF;
-    SELECT string_agg(t.relation::text, ', ' ORDER BY t.relation::text) INTO names FROM shardmap._tables_with_rows(shard.name) t;
-    IF names IS NOT NULL THEN
+    IF NOT abandon THEN
+        SELECT string_agg(t.relation::text, ', ' ORDER BY t.relation::text) INTO names FROM shardmap._tables_with_rows(shard.name) t;
+    END IF;
+    IF names <> '' THEN
         RAISE EXCEPTION 'shard "%" holds rows', shard.name
             USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = format('It holds rows of %s.', names),
                 HINT = 'Move them away, or undistribute the tables, first.';
     END IF;
-    IF (strategy = 'modulo' AND shard.state <> 'joining' OR cardinality(shard.tokens) > 0)
-        AND shardmap._keyspace_has_rows(shard.keyspace)
-    THEN
+    IF owns AND abandon THEN
+        RAISE EXCEPTION 'shard "%" owns a part of keyspace "%"', shard.name, shard.keyspace
+            USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'The rows that it may hold would be lost.',
+                HINT = 'Only a shard that owns nothing can be dropped without being asked.';
+    ELSIF owns AND shardmap._keyspace_has_rows(shard.keyspace) THEN
         RAISE EXCEPTION 'shard "%" owns a part of keyspace "%", which holds rows', shard.name, shard.keyspace
             USING ERRCODE = 'object_not_in_prerequisite_state',
                 DETAIL = format('To move: %s.', shardmap._describe_change(shard.keyspace, ARRAY[shard.name], '{}')),
@@ -169,19 +175,19 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION shardmap._check_droppable(shardmap.shard) IS 'raises an error if a shard owns keys or holds rows';
-REVOKE ALL ON FUNCTION shardmap._check_droppable(shardmap.shard) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._check_droppable(shardmap.shard) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap._check_droppable(shardmap.shard, boolean) IS 'raises an error if a shard owns keys or holds rows';
+REVOKE ALL ON FUNCTION shardmap._check_droppable(shardmap.shard, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_droppable(shardmap.shard, boolean) TO shardmap_admin;
 
-CREATE FUNCTION shardmap.drop_shard(name text) RETURNS void
+CREATE FUNCTION shardmap.drop_shard(name text, abandon boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning AS $$
 DECLARE
     shard shardmap.shard := shardmap._find_shard(name);
     relation regclass;
 BEGIN
     PERFORM shardmap._lock_tables(shard.keyspace);
-    PERFORM shardmap._check_droppable(shard);
-    FOR relation IN SELECT t.relation FROM shardmap.logical_table t WHERE t.keyspace = shard.keyspace LOOP
+    PERFORM shardmap._check_droppable(shard, abandon);
+    FOR relation IN SELECT t.relation FROM shardmap.logical_table t WHERE t.keyspace = shard.keyspace AND NOT abandon LOOP
         PERFORM shardmap._remote_ddl(name, format('DROP TABLE IF EXISTS %s', shardmap._shard_table(relation)));
     END LOOP;
     PERFORM shardmap._drop_partitions(name);
@@ -189,6 +195,6 @@ BEGIN
     EXECUTE format('DROP SERVER IF EXISTS %I CASCADE', name);
 END
 $$;
-COMMENT ON FUNCTION shardmap.drop_shard(text) IS 'drops a shard that owns nothing and holds no rows: its empty tables, its server and user mappings';
-REVOKE ALL ON FUNCTION shardmap.drop_shard(text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap.drop_shard(text) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap.drop_shard(text, boolean) IS 'drops a shard that owns nothing and holds no rows: its empty tables, its server and user mappings; abandon: one that cannot be reached, leaving what is there';
+REVOKE ALL ON FUNCTION shardmap.drop_shard(text, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.drop_shard(text, boolean) TO shardmap_admin;

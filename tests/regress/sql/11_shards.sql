@@ -86,6 +86,17 @@ SELECT shardmap.drop_shard('shard-4');
 -- Numbers stay with their shards, and are used again only when all are taken.
 DELETE FROM t;
 SELECT shardmap.drop_shard('shard-1');
+-- One that is gone for good is dropped unasked, if it owns nothing.
+SELECT shardmap.add_shard('shard-4', :'host', :port, :'other');
+SELECT shardmap.drain_shard('shard-4');
+ALTER SERVER "shard-4" OPTIONS (SET port '1');
+\set VERBOSITY sqlstate
+SELECT shardmap.drop_shard('shard-4');
+\set VERBOSITY default
+SELECT shardmap.drop_shard('shard-4', abandon => true);
+SELECT shardmap.drop_shard('shard-0', abandon => true);
+SELECT shardmap.remote_execute('shard-0', format('DROP DATABASE %I WITH (FORCE)', :'other'), false);
+SELECT shardmap.remote_execute('shard-0', format('CREATE DATABASE %I', :'other'), false);
 SELECT shardmap.add_shard('shard-10', :'host', :port, :'other');
 SELECT name, number FROM shardmap.shards;
 -- The last shard of a keyspace with tables stays.
