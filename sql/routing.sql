@@ -62,6 +62,8 @@ CREATE FUNCTION shardmap.invalidate_caches() RETURNS void
 COMMENT ON FUNCTION shardmap.invalidate_caches() IS
     'makes every session load the shard map anew when this transaction commits';
 
+REVOKE ALL ON FUNCTION shardmap.invalidate_caches() FROM PUBLIC;
+
 CREATE FUNCTION shardmap.publish_map(keyspace text) RETURNS bigint
     LANGUAGE c STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS 'MODULE_PATHNAME', 'publish_map_wrapper';

@@ -105,13 +105,15 @@ CREATE TABLE shardmap.logical_table (
     key_type regtype NOT NULL,
     keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace,
     fanout_policy text
-        CONSTRAINT logical_table_policy_known CHECK (fanout_policy IN ('allow', 'notice', 'warning', 'error'))
+        CONSTRAINT logical_table_policy_known CHECK (fanout_policy IN ('allow', 'notice', 'warning', 'error')),
+    enforced text[]
 );
 COMMENT ON TABLE shardmap.logical_table IS 'tables of this database whose rows are on the shards of a keyspace';
 COMMENT ON COLUMN shardmap.logical_table.relation IS 'the partitioned table';
 COMMENT ON COLUMN shardmap.logical_table.key_column IS 'its distribution column';
 COMMENT ON COLUMN shardmap.logical_table.key_type IS 'type of the distribution column';
 COMMENT ON COLUMN shardmap.logical_table.keyspace IS 'keyspace whose shards hold the rows';
+COMMENT ON COLUMN shardmap.logical_table.enforced IS 'constraints that the shards'' tables were made with, as the guard describes them';
 COMMENT ON COLUMN shardmap.logical_table.fanout_policy IS 'least strict policy for un-keyed statements on this table; NULL: that of the session';
 
 CREATE TABLE shardmap.key_class (

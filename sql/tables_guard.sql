@@ -33,35 +33,120 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION shardmap._broken_table(regclass) IS 'why a logical table is not what the catalog says it is; NULL if it is, or if it is not a logical table';
 
-CREATE FUNCTION shardmap._guard_tables() RETURNS event_trigger
+-- Postgres believes the constraints of a foreign table, and leaves it to the other side to enforce them.
+CREATE FUNCTION shardmap._constraints(relation regclass) RETURNS text[]
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce(array_agg(DISTINCT x.line), '{}') FROM (
+        SELECT pg_get_constraintdef(c.oid) FROM pg_constraint c
+         WHERE c.contype = 'c' AND (c.conrelid = $1 OR c.conrelid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = $1))
+        UNION ALL
+        SELECT format('%I IS NOT NULL', a.attname) FROM pg_attribute a
+         WHERE a.attnotnull AND NOT a.attisdropped AND a.attnum > 0
+           AND (a.attrelid = $1 OR a.attrelid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = $1))) x (line)
+$$;
+COMMENT ON FUNCTION shardmap._constraints(regclass) IS 'the CHECK and NOT NULL constraints of a table and its partitions, one line each';
+
+CREATE FUNCTION shardmap._note_constraints() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    NEW.enforced := coalesce(NEW.enforced, shardmap._constraints(NEW.relation));
+    RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION shardmap._note_constraints() IS 'remembers the constraints that a table was distributed with';
+
+CREATE TRIGGER note_constraints BEFORE INSERT ON shardmap.logical_table
+    FOR EACH ROW EXECUTE FUNCTION shardmap._note_constraints();
+COMMENT ON TRIGGER note_constraints ON shardmap.logical_table IS 'remembers the constraints that a table was distributed with';
+
+-- Whether administration is at work: it takes tables through such states itself, and checks them at its end.
+CREATE FUNCTION shardmap._is_administration(stack text) RETURNS boolean
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT stack ~ 'function shardmap\.(?!_guard_)'
+$$;
+COMMENT ON FUNCTION shardmap._is_administration(text) IS 'whether a call stack has a function of the extension in it, guards aside';
+
+CREATE FUNCTION shardmap._refuse_broken(relations oid[], command text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    stack text;
     broken record;
 BEGIN
-    GET DIAGNOSTICS stack = PG_CONTEXT;
-    -- Administration takes tables through such states itself, and checks them at its end.
-    IF stack ~ 'function shardmap\.(?!_guard_tables)' THEN
-        RETURN;
-    END IF;
     FOR broken IN
         SELECT t.relation, shardmap._broken_table(t.relation) AS reason FROM shardmap.logical_table t
-         WHERE EXISTS (SELECT FROM pg_class c WHERE c.oid = t.relation)
+         WHERE t.relation = ANY (relations) AND EXISTS (SELECT FROM pg_class c WHERE c.oid = t.relation)
     LOOP
         IF broken.reason IS NOT NULL THEN
-            RAISE EXCEPTION '% would break logical table %', TG_TAG, broken.relation
+            RAISE EXCEPTION '% would break logical table %', command, broken.relation
                 USING ERRCODE = 'feature_not_supported', DETAIL = broken.reason,
                     HINT = 'Take the table back with shardmap.undistribute_table(), alter it, and distribute it again.';
         END IF;
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION shardmap._guard_tables() IS 'refuses what would make a logical table differ from what the shards hold';
+COMMENT ON FUNCTION shardmap._refuse_broken(oid[], text) IS 'raises an error if one of the tables is a logical table that is not what the catalog says it is';
 
-CREATE EVENT TRIGGER shardmap_guard_alter ON ddl_command_end
-    WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE FOREIGN TABLE') EXECUTE FUNCTION shardmap._guard_tables();
-COMMENT ON EVENT TRIGGER shardmap_guard_alter IS 'refuses what would make a logical table differ from what the shards hold';
+CREATE FUNCTION shardmap._guard_ddl() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    stack text;
+    touched oid[];
+    added record;
+BEGIN
+    GET DIAGNOSTICS stack = PG_CONTEXT;
+    IF shardmap._is_administration(stack) THEN
+        RETURN;
+    END IF;
+    IF TG_TAG IN ('ALTER SERVER', 'ALTER SCHEMA') THEN
+        SELECT array_agg(t.relation) INTO touched FROM shardmap.logical_table t;
+    ELSE
+        SELECT array_agg(x.relation) INTO touched FROM (
+            SELECT c.objid FROM pg_event_trigger_ddl_commands() c WHERE c.classid = 'pg_class'::regclass
+            UNION SELECT i.inhparent FROM pg_event_trigger_ddl_commands() c JOIN pg_inherits i ON i.inhrelid = c.objid
+             WHERE c.classid = 'pg_class'::regclass
+            UNION SELECT i.indrelid FROM pg_event_trigger_ddl_commands() c JOIN pg_index i ON i.indexrelid = c.objid) x (relation)
+         WHERE EXISTS (SELECT FROM shardmap.logical_table t WHERE t.relation = x.relation);
+    END IF;
+    IF touched IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM shardmap._refuse_broken(touched, TG_TAG);
+    FOR added IN
+        SELECT t.relation, l.line FROM shardmap.logical_table t, unnest(shardmap._constraints(t.relation)) l (line)
+         WHERE t.relation = ANY (touched) AND l.line <> ALL (coalesce(t.enforced, '{}'))
+    LOOP
+        RAISE EXCEPTION 'constraint on logical table % would not be enforced', added.relation
+            USING ERRCODE = 'feature_not_supported', DETAIL = format('The shards do not have it: %s', added.line),
+                HINT = 'Add it on the shards alone, with shardmap.run_on_shards(): they enforce it.';
+    END LOOP;
+    IF TG_TAG = 'CREATE INDEX' THEN
+        RAISE WARNING 'the shards have not got this index'
+            USING HINT = 'Create it there: SELECT * FROM shardmap.run_on_shards(''CREATE INDEX ...'').';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._guard_ddl() IS 'refuses what would make a logical table differ from what the shards hold';
 
-CREATE EVENT TRIGGER shardmap_guard_drop ON sql_drop
-    WHEN TAG IN ('DROP TABLE', 'DROP FOREIGN TABLE', 'ALTER TABLE') EXECUTE FUNCTION shardmap._guard_tables();
-COMMENT ON EVENT TRIGGER shardmap_guard_drop IS 'refuses the drop of a shard''s partition of a logical table';
+CREATE FUNCTION shardmap._guard_drop() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    stack text;
+BEGIN
+    GET DIAGNOSTICS stack = PG_CONTEXT;
+    IF shardmap._is_administration(stack) OR NOT EXISTS (
+        SELECT FROM pg_event_trigger_dropped_objects() d WHERE d.object_type IN ('foreign table', 'server'))
+    THEN
+        RETURN;
+    END IF;
+    PERFORM shardmap._refuse_broken(ARRAY(SELECT t.relation FROM shardmap.logical_table t), TG_TAG);
+END
+$$;
+COMMENT ON FUNCTION shardmap._guard_drop() IS 'refuses the drop of a shard''s server or partition of a logical table';
+
+CREATE EVENT TRIGGER shardmap_guard_ddl ON ddl_command_end
+    WHEN TAG IN ('ALTER TABLE', 'ALTER FOREIGN TABLE', 'CREATE TABLE', 'CREATE FOREIGN TABLE', 'CREATE INDEX', 'ALTER SERVER',
+        'ALTER SCHEMA')
+    EXECUTE FUNCTION shardmap._guard_ddl();
+COMMENT ON EVENT TRIGGER shardmap_guard_ddl IS 'refuses what would make a logical table differ from what the shards hold';
+
+CREATE EVENT TRIGGER shardmap_guard_drop ON sql_drop EXECUTE FUNCTION shardmap._guard_drop();
+COMMENT ON EVENT TRIGGER shardmap_guard_drop IS 'refuses the drop of a shard''s server or partition of a logical table';

@@ -19,7 +19,7 @@ use shardmap_core::route::Step;
 
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{self, Note};
-use crate::pg::fdw::{lazy, users};
+use crate::pg::fdw::{lazy, order, users};
 use crate::pg::settings::{FanoutPolicy, FANOUT_POLICY};
 use crate::pg::stats;
 
@@ -204,6 +204,7 @@ unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _
         RUNNING.with_borrow_mut(Vec::clear);
         lazy::forget();
         users::forget();
+        order::forget();
     }
 }
 

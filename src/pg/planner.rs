@@ -56,6 +56,7 @@ unsafe extern "C-unwind" fn plan(
     if reading.tables.is_empty() {
         return hand_on(query, sql, options, params);
     }
+    reading.tables.iter().for_each(|reference| refuse_incomplete(&reference.table));
     refuse_unsupported(&reading);
     let reads_first = barrier::is_needed(query, &reading);
     spell_out_bpchar(query);
@@ -208,6 +209,26 @@ fn common_owner(keyspace: &Keyspace, rows: &[Operand]) -> Option<ShardNumber> {
         }
     }
     owner
+}
+
+/// Refuses a table that lacks the partition of a shard: its rows would be missing from answers in silence.
+fn refuse_incomplete(table: &LogicalTable) {
+    let map = &table.keyspace.map;
+    if table.partitions.len() >= map.len() {
+        return;
+    }
+    let missing: Vec<_> = map
+        .shards()
+        .filter(|shard| !table.partitions.contains_key(&shard.number))
+        .map(|shard| format!("\"{}\"", shard.name))
+        .collect();
+    Refusal::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("logical table {} has no partition for shard {}", table.name, missing.join(", ")),
+    )
+    .detail("Its foreign server or partition was dropped or renamed; rows on that shard would be missing.")
+    .hint("Make the server again under the shard's name, and the partition as a foreign table on it.")
+    .raise()
 }
 
 /// Refuses what postgres_fdw would refuse less clearly, or not at all.

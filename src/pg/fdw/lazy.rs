@@ -15,7 +15,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::scan::partition;
-use super::{call_original, modify, note, users};
+use super::{call_original, modify, note, order, users};
 use crate::pg::catalog::Partition;
 use crate::pg::flag;
 use crate::pg::keys::KeyType;
@@ -101,11 +101,16 @@ unsafe fn begin(node: *mut pg_sys::ForeignScanState) -> bool {
     }
     let state = (*node).ss.ps.state;
     flag::count_shard(state, (*plan).fs_server);
-    // A scan for FOR UPDATE locks, and sees its own locks; only a modification writes.
-    users::admit((*plan).fs_server, users::of_scan(node, plan), (*plan).operation != pg_sys::CmdType::CMD_SELECT);
+    let reads = (*plan).operation == pg_sys::CmdType::CMD_SELECT;
+    users::admit((*plan).fs_server, users::of_scan(node, plan), !reads);
+    order::check_administration((*plan).fs_server);
+    match reads {
+        true => order::check_scan(node, plan),
+        false => order::note_write(state, (*(*node).ss.ss_currentRelation).rd_id),
+    }
     // What postgres_fdw allocates when it begins must live as long as the statement.
     let before = pg_sys::MemoryContextSwitchTo((*state).es_query_cxt);
-    if (*plan).operation == pg_sys::CmdType::CMD_SELECT {
+    if reads {
         call_original!(BeginForeignScan(node, 0));
     } else {
         call_original!(BeginDirectModify(node, 0));
@@ -210,6 +215,8 @@ pub unsafe fn begin_write(estate: *mut pg_sys::EState, result: *mut pg_sys::Resu
     let server = modify::table_server(result);
     flag::count_shard(estate, server);
     users::admit(server, users::of_result(result, estate), true);
+    order::check_administration(server);
+    order::note_write(estate, (*(*result).ri_RelationDesc).rd_id);
 }
 
 /// Lets postgres_fdw begin the modification of `result` if it has not.

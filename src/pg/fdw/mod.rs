@@ -8,6 +8,7 @@
 pub mod lazy;
 pub mod modify;
 pub mod note;
+pub mod order;
 pub mod scan;
 pub mod users;
 
@@ -68,7 +69,9 @@ pub(crate) use call_original;
 #[pg_guard]
 pub unsafe extern "C-unwind" fn shardmap_fdw_handler(_fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     let mut routine = *original();
+    routine.GetForeignRelSize = Some(scan::get_foreign_rel_size);
     routine.GetForeignPlan = Some(scan::get_foreign_plan);
+    routine.IsForeignPathAsyncCapable = Some(scan::is_foreign_path_async_capable);
     routine.BeginForeignScan = Some(lazy::begin_foreign_scan);
     routine.IterateForeignScan = Some(lazy::iterate_foreign_scan);
     routine.ReScanForeignScan = Some(lazy::rescan_foreign_scan);

@@ -74,6 +74,11 @@ impl Drop for Planning {
     }
 }
 
+/// Whether a statement with logical tables is being planned.
+pub fn is_planning() -> bool {
+    PLANNING.with_borrow(|stack| !stack.is_empty())
+}
+
 /// Marks a table's range table entry, so that its partitions' scans know it again after the planner has copied, pulled up
 /// and renumbered it: the name of a CTE, which a table's entry has no use for, is copied along. Returns the mark.
 ///

@@ -6,7 +6,50 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::{call_original, note};
+use crate::pg::error::Refusal;
+use crate::pg::query::tree::items;
 use crate::pg::{catalog, flag};
+
+/// Refuses a logical table in a statement that was planned without our hook: the library was loaded in the middle of it.
+/// Neither policy nor the order of reads and writes would be kept.
+///
+/// # Safety
+/// Called by the planner.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn get_foreign_rel_size(
+    root: *mut pg_sys::PlannerInfo,
+    baserel: *mut pg_sys::RelOptInfo,
+    relid: pg_sys::Oid,
+) {
+    let is_partition = (*baserel).reloptkind == pg_sys::RelOptKind::RELOPT_OTHER_MEMBER_REL;
+    if is_partition && !note::is_planning() && partition(relid).is_some() {
+        Refusal::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "pg_shardmap was loaded in the middle of this statement",
+        )
+        .hint("Run it again; and add pg_shardmap to shared_preload_libraries or session_preload_libraries.")
+        .raise()
+    }
+    call_original!(GetForeignRelSize(root, baserel, relid));
+}
+
+/// Whether a scan may run beside others. Not if a subquery stands in its conditions or results: Postgres keeps one state
+/// of a hashed subquery for all partitions' scans, and refreshes it for the first one only when they run side by side.
+///
+/// # Safety
+/// Called by the planner.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn is_foreign_path_async_capable(path: *mut pg_sys::ForeignPath) -> bool {
+    let rel = (*path).path.parent;
+    let has_subplan = |clauses: *const pg_sys::List| {
+        items::<pg_sys::RestrictInfo>(clauses).any(|info| pg_sys::contain_subplans((*info).clause.cast()))
+    };
+    let outer = (*path).path.param_info;
+    let unsafe_to_share = has_subplan((*rel).baserestrictinfo)
+        || (!outer.is_null() && has_subplan((*outer).ppi_clauses))
+        || pg_sys::contain_subplans((*(*path).path.pathtarget).exprs.cast());
+    !unsafe_to_share && call_original!(IsForeignPathAsyncCapable(path))
+}
 
 /// # Safety
 /// Called by the planner.

@@ -26,10 +26,7 @@ mod wait;
 pub use copy::copy_rows;
 pub use failure::{guard, Failure, Result};
 pub use libpq::Answer;
-#[allow(unused_imports)]
-// For whoever plans a foreign scan in a transaction that has written by way of this layer.
-pub use pool::has_open_transaction;
-pub use pool::Connection;
+pub use pool::{has_open_transaction, has_open_transactions, Connection};
 pub use scatter::run_everywhere;
 
 /// Registers callbacks. Called once per process.

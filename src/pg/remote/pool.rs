@@ -73,8 +73,12 @@ pub fn forget_closed() {
     drop(dropped);
 }
 
+/// Whether this transaction has an open transaction on any shard.
+pub fn has_open_transactions() -> bool {
+    POOL.with(|pool| pool.links.borrow().iter().any(|link| link.in_transaction()))
+}
+
 /// Whether this transaction has an open transaction on the shard.
-#[allow(dead_code)]
 pub fn has_open_transaction(server: &str) -> bool {
     POOL.with(|pool| pool.links.borrow().iter().any(|link| link.in_transaction() && link.target.server == server))
 }

@@ -1,0 +1,100 @@
+//! A scan that starts after a write must be younger than the write.
+//!
+//! A scan's remote cursor is opened when its first row is wanted, and sees what its transaction has written on the shard
+//! by then. A cursor of the client's that was declared before the write must not see it: it is refused, for the answer
+//! would be wrong in silence. So is a statement on a shard where administration has changes open in this transaction,
+//! over a connection of its own. Parts of one statement are kept in order elsewhere (`barrier`).
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use super::scan::{partition, server_name};
+use crate::pg::error::Refusal;
+use crate::pg::query::tree::nth;
+use crate::pg::remote;
+
+/// The last statement that wrote a table.
+#[derive(Clone, Copy)]
+struct Write {
+    command: pg_sys::CommandId,
+    estate: *mut pg_sys::EState,
+}
+
+thread_local! {
+    /// By the foreign table written.
+    static WRITES: RefCell<HashMap<pg_sys::Oid, Write>> = RefCell::new(HashMap::new());
+}
+
+/// Notes that `estate`'s statement writes foreign table `relid`.
+///
+/// # Safety
+/// `estate` must be running.
+pub unsafe fn note_write(estate: *mut pg_sys::EState, relid: pg_sys::Oid) {
+    let command = pg_sys::GetCurrentCommandId(false);
+    WRITES.with_borrow_mut(|writes| writes.insert(relid, Write { command, estate }));
+}
+
+/// Refuses a scan that would see writes younger than its snapshot.
+///
+/// # Safety
+/// `plan` must be `node`'s.
+pub unsafe fn check_scan(node: *mut pg_sys::ForeignScanState, plan: *const pg_sys::ForeignScan) {
+    if WRITES.with_borrow(HashMap::is_empty) {
+        return;
+    }
+    let estate = (*node).ss.ps.state;
+    let snapshot = (*estate).es_snapshot;
+    if snapshot.is_null() {
+        return;
+    }
+    let mut rti = -1;
+    loop {
+        rti = pg_sys::bms_next_member((*plan).fs_relids, rti);
+        if rti < 0 {
+            return;
+        }
+        let Some(entry) = nth::<pg_sys::RangeTblEntry>((*estate).es_range_table, rti as usize - 1) else { continue };
+        let write = WRITES.with_borrow(|writes| writes.get(&(*entry).relid).copied());
+        if write.is_some_and(|write| write.estate != estate && (*snapshot).curcid <= write.command) {
+            stale((*entry).relid).raise()
+        }
+    }
+}
+
+fn stale(relid: pg_sys::Oid) -> Refusal {
+    let table = partition(relid).map_or_else(String::new, |partition| partition.table.name.clone());
+    Refusal::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!("cannot begin to read table {table} by a cursor that is older than a write to it"),
+    )
+    .detail("The cursor would see what this transaction has written after it was opened.")
+    .hint("Fetch from the cursor before writing, or open it afterwards.")
+}
+
+/// Refuses to use a shard on which administration has changes open in this transaction.
+///
+/// # Safety
+/// Inside a transaction.
+pub unsafe fn check_administration(server: pg_sys::Oid) {
+    if !remote::has_open_transactions() {
+        return;
+    }
+    let Some(name) = server_name(server) else { return };
+    if remote::has_open_transaction(&name) {
+        Refusal::new(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            format!("cannot use shard \"{name}\" in a transaction that administers it"),
+        )
+        .detail("What administration has changed there is not visible to other statements before the commit.")
+        .hint("COMMIT first.")
+        .raise()
+    }
+}
+
+/// Forgets all writes, at the end of a transaction.
+pub fn forget() {
+    WRITES.with_borrow_mut(HashMap::clear);
+}
