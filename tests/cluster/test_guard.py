@@ -9,6 +9,9 @@ BREAKS = {
     "table moved": "ALTER TABLE guarded SET SCHEMA elsewhere",
     "partition detached": "ALTER TABLE guarded DETACH PARTITION guarded_0",
     "partition dropped": "DROP FOREIGN TABLE guarded_0",
+    "server dropped": 'DROP SERVER "shard-0" CASCADE',
+    "server renamed": 'ALTER SERVER "shard-1" RENAME TO other',
+    "schema renamed": "ALTER SCHEMA public RENAME TO other",
     "partition added": "CREATE TABLE extra PARTITION OF guarded FOR VALUES WITH (MODULUS 1024, REMAINDER 77)",
 }
 
@@ -30,6 +33,25 @@ def test_what_would_break_the_table_is_refused(conn, statement):
     with pytest.raises(psycopg.errors.FeatureNotSupported, match="would break logical table") as refused:
         conn.execute(statement)
     assert refused.value.diag.message_hint and refused.value.diag.message_detail
+    assert rows(conn) == (100, 5050)
+
+
+@pytest.mark.parametrize("change", ["ADD CHECK (v <> 7)", "ALTER v SET NOT NULL", "ADD COLUMN w int NOT NULL DEFAULT 3"])
+def test_constraints_that_no_shard_enforces_are_refused(conn, change):
+    for table in ("TABLE guarded", "FOREIGN TABLE guarded_0"):
+        if table.startswith("FOREIGN") and "COLUMN" in change:
+            continue
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="would not be enforced"):
+            conn.execute(f"ALTER {table} {change}")
+    assert conn.execute("SELECT count(*) FROM guarded WHERE v = 7").fetchone() == (1,)
+
+
+def test_a_table_without_a_shards_partition_is_not_read(conn):
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="no partition for shard"), conn.transaction():
+        conn.execute("ALTER EVENT TRIGGER shardmap_guard_drop DISABLE")
+        conn.execute("DROP FOREIGN TABLE guarded_0")
+        conn.execute("CREATE TEMP TABLE unrelated (a int)")
+        conn.execute("SELECT count(*) FROM guarded")
     assert rows(conn) == (100, 5050)
 
 
