@@ -267,7 +267,6 @@ def test_statements_are_counted_by_step_and_shard(db, conn):
     assert counted(conn) == (steps, shards, queries)
 
 
-@pytest.mark.xfail(strict=True, reason="a refused statement is counted as a fan-out as well")
 def test_refused_statements_are_counted_apart(conn):
     conn.execute("SELECT shardmap.reset_fanout_queries(), shardmap.reset_stat_routing()")
     conn.execute("SET shardmap.fanout_policy = error")

@@ -89,7 +89,6 @@ def test_cursor_beside_other_statements(db):
         assert conn.execute("SELECT count(*) FROM t WHERE k = 7").fetchone() == (50,)
 
 
-@pytest.mark.xfail(strict=True, reason="the shard's cursor is declared at the first fetch and sees the writes")
 @pytest.mark.parametrize("where", ["k = 7", "k IN (7, 8)", "true"])
 def test_cursor_that_was_opened_before_a_write(db, where):
     with db.connect() as conn, conn.transaction(force_rollback=True):
