@@ -299,3 +299,28 @@ def test_pitfall_32_waiting_for_a_shard_ends_at_once(db, kind, how):
         blocker.execute("ROLLBACK")
         if how != "terminate":
             assert conn.execute(f"SELECT count(*) FROM t WHERE k = {key}").fetchone() == (2,)
+
+
+@pytest.mark.parametrize("kind", ["keyed read", "fan-out", "update"])
+@pytest.mark.parametrize("state", ["not connected", "connected"])
+def test_pitfall_32_a_shard_that_does_not_answer(db, state, kind):
+    """A frozen server, as if the network were gone: the timeout acts, and the session lives on without that shard."""
+    server = db.cluster.shard_server(0)
+    with db.connect() as conn:
+        if state == "connected":
+            conn.execute("SELECT count(*) FROM t")
+        conn.execute("SET statement_timeout = '500ms'")
+        server.pause()
+        resume = threading.Timer(8, server.resume)
+        resume.start()
+        try:
+            begin = time.monotonic()
+            with pytest.raises(errors.QueryCanceled):
+                conn.execute(WAITS[kind].format(k=7))
+            assert time.monotonic() - begin < 5
+            assert conn.execute("SELECT count(*) FROM local").fetchone() == (20,)
+        finally:
+            resume.cancel()
+            server.resume()
+        conn.execute("SET statement_timeout = '10s'")
+        assert conn.execute("SELECT count(*) FROM t").fetchone() == (40,)
