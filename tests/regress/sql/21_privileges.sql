@@ -101,7 +101,9 @@ RESET ROLE;
 
 -- Everyone queries through a user mapping of his own.
 SET ROLE regress_user;
+\set VERBOSITY sqlstate
 SELECT * FROM t WHERE k = 7;
+\set VERBOSITY terse
 RESET ROLE;
 SELECT count(*) FROM (SELECT shardmap.remote_execute(name, 'CREATE ROLE regress_remote', false) FROM shardmap.shard WHERE number = 0) x;
 DO $$
