@@ -54,6 +54,22 @@ pub fn bounded(text: &str, max_bytes: usize) -> &str {
     }
 }
 
+/// Whether a comment of `sql` holds `wanted`; a literal or a name that looks like it does not count.
+#[must_use]
+pub fn comments_contain(sql: &str, backslash: Backslash, wanted: &str) -> bool {
+    // Comments and blanks are what lies between the tokens.
+    let base = sql.as_ptr() as usize;
+    let mut end = 0;
+    let mut gaps = Vec::new();
+    for token in lexer::tokens(sql, backslash) {
+        let start = (token.text.as_ptr() as usize).saturating_sub(base);
+        gaps.push(sql.get(end..start));
+        end = start + token.text.len();
+    }
+    gaps.push(sql.get(end..));
+    gaps.into_iter().flatten().any(|gap| gap.contains(wanted))
+}
+
 /// Returns one statement of a text of several, from the byte position and length that Postgres' parser notes: a
 /// position below 0 is unknown and means the start, a length of 0 means to the end. What does not fit gives the text.
 #[must_use]

@@ -14,7 +14,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
 use pgrx::PgLogLevel;
-use shardmap_core::fingerprint::statement;
+use shardmap_core::fingerprint::{comments_contain, statement};
 use shardmap_core::route::Step;
 
 use crate::pg::error::Refusal;
@@ -26,6 +26,8 @@ use crate::pg::stats;
 /// A statement that runs and has a note.
 struct Running {
     estate: *mut pg_sys::EState,
+    /// The start that it belongs to: an executor state's address may be used again.
+    start: u64,
     /// The depth of subtransactions at which it started.
     depth: i32,
     note: Note,
@@ -35,6 +37,11 @@ struct Running {
 }
 
 thread_local! {
+    /// The starts that are under way, innermost last, and how many there have been.
+    static STARTING: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static STARTS: Cell<u64> = const { Cell::new(0) };
+    /// The COPY that was counted last: its executor state and command.
+    static COPY: Cell<(usize, pg_sys::CommandId)> = const { Cell::new((0, 0)) };
     static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
     static EXPLAINED: Cell<*mut pg_sys::EState> = const { Cell::new(std::ptr::null_mut()) };
 }
@@ -45,8 +52,13 @@ thread_local! {
 /// # Safety
 /// `estate` is the running statement's; `private` a list or NIL.
 pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List, eflags: i32) {
-    if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0 {
+    let rechecks = !(*estate).es_epq_active.is_null();
+    if rechecks || eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0 {
         return;
+    }
+    if let Some(start) = STARTING.with_borrow(|starts| starts.last().copied()) {
+        // Left over from a statement that had the same address.
+        RUNNING.with_borrow_mut(|running| running.retain(|r| r.estate != estate || r.start == start));
     }
     if !is_running(estate) {
         let Some(note) = note::read(private) else { return };
@@ -63,7 +75,13 @@ pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List
 /// # Safety
 /// `estate` is the running statement's.
 pub unsafe fn at_insert(estate: *mut pg_sys::EState) {
-    if !is_running(estate) {
+    if (*estate).es_plannedstmt.is_null() {
+        // COPY, which has no executor start and end.
+        let copy = (estate as usize, pg_sys::GetCurrentCommandId(false));
+        if COPY.replace(copy) != copy {
+            stats::count_step(stats::Step::Insert);
+        }
+    } else if !is_running(estate) {
         stats::count_step(stats::Step::Insert);
         start(estate, Note::distributed());
     }
@@ -71,14 +89,20 @@ pub unsafe fn at_insert(estate: *mut pg_sys::EState) {
 
 unsafe fn start(estate: *mut pg_sys::EState, note: Note) {
     let depth = pg_sys::GetCurrentTransactionNestLevel();
-    let running = Running { estate, depth, note, since: Instant::now(), servers: Vec::new() };
+    let start = STARTING.with_borrow(|starts| starts.last().copied()).unwrap_or(STARTS.get());
+    let running = Running { estate, start, depth, note, since: Instant::now(), servers: Vec::new() };
     RUNNING.with_borrow_mut(|all| all.push(running));
 }
 
 /// Counts a shard that is asked, once a statement.
-pub fn count_shard(estate: *mut pg_sys::EState, server: pg_sys::Oid) {
+///
+/// # Safety
+/// `estate` is the running statement's.
+pub unsafe fn count_shard(estate: *mut pg_sys::EState, server: pg_sys::Oid) {
+    let is_copy = (*estate).es_plannedstmt.is_null();
     let first = RUNNING.with_borrow_mut(|running| {
-        let Some(own) = running.iter_mut().rfind(|r| r.estate == estate) else { return false };
+        // COPY comes here once for each partition.
+        let Some(own) = running.iter_mut().rfind(|r| r.estate == estate) else { return is_copy };
         let first = !own.servers.contains(&server);
         if first {
             own.servers.push(server);
@@ -130,7 +154,7 @@ fn apply_policy(note: &Note, text: &str) {
     let policy = FANOUT_POLICY.get().max(note.policy);
     let (level, code) = match policy {
         FanoutPolicy::Allow => return,
-        _ if text.contains(ALLOWED) => return,
+        _ if comments_contain(text, stats::backslash(), ALLOWED) => return,
         FanoutPolicy::Notice => (PgLogLevel::NOTICE, PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION),
         FanoutPolicy::Warning => (PgLogLevel::WARNING, PgSqlErrorCode::ERRCODE_WARNING),
         FanoutPolicy::Error => (PgLogLevel::ERROR, PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED),
@@ -152,10 +176,29 @@ static PREVIOUS_END: OnceLock<pg_sys::ExecutorEnd_hook_type> = OnceLock::new();
 #[pg_guard]
 unsafe extern "C-unwind" fn executor_start(desc: *mut pg_sys::QueryDesc, eflags: i32) {
     EXPLAINED.set(std::ptr::null_mut());
+    let _starting = Starting::begin();
     // SAFETY: the previous hook may raise an error; the boundary turns it into a panic that pg_guard re-raises.
     match PREVIOUS_START.get().copied().flatten() {
         Some(previous) => pg_guard_ffi_boundary(|| previous(desc, eflags)),
         None => pg_sys::standard_ExecutorStart(desc, eflags),
+    }
+}
+
+/// An executor start that is under way, until it is dropped.
+struct Starting;
+
+impl Starting {
+    fn begin() -> Self {
+        let number = STARTS.get() + 1;
+        STARTS.set(number);
+        STARTING.with_borrow_mut(|starts| starts.push(number));
+        Self
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        STARTING.with_borrow_mut(Vec::pop);
     }
 }
 

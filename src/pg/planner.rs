@@ -23,6 +23,7 @@ use crate::pg::barrier;
 use crate::pg::catalog::{self, Keyspace, LogicalTable};
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{mark, LateKeys, Note, Planned, Planning};
+use crate::pg::query::inline::{inline, is_candidate};
 use crate::pg::query::read::{read, Reading, Reference, Usage};
 use crate::pg::query::substitute::{is_plain_do_nothing, send_as_value, spell_out_bpchar, substitute};
 use crate::pg::query::tree::{items, subqueries};
@@ -51,10 +52,17 @@ unsafe extern "C-unwind" fn plan(
     if !has_candidate(query) {
         return hand_on(query, sql, options, params);
     }
-    let Some(catalog) = catalog::current() else { return hand_on(query, sql, options, params) };
+    let Some(catalog) = catalog::current().filter(|catalog| !catalog.tables.is_empty()) else {
+        return hand_on(query, sql, options, params);
+    };
+    let inlined = inline(query, params);
+    let finish = |planned| {
+        inlined.iter().for_each(|inlined| inlined.note_in(planned));
+        planned
+    };
     let reading = read(&catalog, query, params);
     if reading.tables.is_empty() {
-        return hand_on(query, sql, options, params);
+        return finish(hand_on(query, sql, options, params));
     }
     reading.tables.iter().for_each(|reference| refuse_incomplete(&reference.table));
     refuse_unsupported(&reading);
@@ -68,7 +76,7 @@ unsafe extern "C-unwind" fn plan(
     if reads_first {
         barrier::put(planned);
     }
-    planned
+    finish(planned)
 }
 
 unsafe fn hand_on(
@@ -84,11 +92,13 @@ unsafe fn hand_on(
     }
 }
 
-/// Whether a partitioned table stands anywhere in the statement: a logical table always is one.
+/// Whether a partitioned table stands anywhere in the statement (a logical table always is one), or a function that may
+/// have one in it.
 unsafe fn has_candidate(query: *mut pg_sys::Query) -> bool {
     for entry in items::<pg_sys::RangeTblEntry>((*query).rtable) {
         if (*entry).rtekind == pg_sys::RTEKind::RTE_RELATION
             && (*entry).relkind as u8 == pg_sys::RELKIND_PARTITIONED_TABLE
+            || is_candidate(entry)
         {
             return true;
         }

@@ -83,6 +83,8 @@ pub enum Operand {
 pub enum Fact {
     /// Both columns are equal (and neither is NULL).
     Same(Column, Column),
+    /// Both columns hold the same value, which may be NULL: an output of a derived table and the column behind it.
+    Link(Column, Column),
     /// The column equals one of the values.
     Is(Column, Vec<Operand>),
     /// The column is at least the value.
@@ -163,6 +165,9 @@ pub struct Sublink {
     pub required: bool,
     /// For `outer = ANY (subquery)`: the outer column and the subquery's own output column.
     pub equal: Option<(Column, Column)>,
+    /// Whether it is computed after the level's rows have been changed (UPDATE .. RETURNING, a policy's check): what held
+    /// for the old row need not hold for the new one.
+    pub after: bool,
 }
 
 /// One query level.

@@ -38,6 +38,7 @@ fn reach_within(key: Column, facts: &[&Fact], depth: usize) -> Reach {
             Fact::AtLeast(column, _) | Fact::AtMost(column, _) if class.contains(column) => {
                 Reach::Everywhere(Reason::UnknownValue)
             }
+            Fact::Same(a, _) if class.contains(a) => Reach::Everywhere(Reason::UnknownValue),
             Fact::Other(columns) if columns.iter().any(|c| class.contains(c)) => {
                 Reach::Everywhere(Reason::UnknownValue)
             }
@@ -64,7 +65,7 @@ fn flatten<'a>(fact: &'a Fact, flat: &mut Vec<&'a Fact>) {
 fn class_of(key: Column, flat: &[&Fact]) -> BTreeSet<Column> {
     let mut neighbours: BTreeMap<Column, Vec<Column>> = BTreeMap::new();
     for fact in flat {
-        if let Fact::Same(a, b) = fact {
+        if let Fact::Same(a, b) | Fact::Link(a, b) = fact {
             neighbours.entry(*a).or_default().push(*b);
             neighbours.entry(*b).or_default().push(*a);
         }
@@ -146,7 +147,7 @@ pub(super) fn mentions(fact: &Fact, class: &BTreeSet<Column>) -> bool {
         Fact::Same(a, b) => class.contains(a) || class.contains(b),
         Fact::Is(column, _) | Fact::AtLeast(column, _) | Fact::AtMost(column, _) => class.contains(column),
         Fact::All(facts) | Fact::Any(facts) => facts.iter().any(|fact| mentions(fact, class)),
-        Fact::Never => false,
+        Fact::Never | Fact::Link(..) => false,
         Fact::Other(columns) => columns.iter().any(|column| class.contains(column)),
     }
 }

@@ -98,6 +98,7 @@ fn inner_joins_pass_the_key_both_ways() {
     assert_eq!(join(Join::Inner, vec![same()], vec![is(O, "7")]), [keys(&["7"]), keys(&["7"])]);
     assert_eq!(join(Join::Inner, vec![same(), is(C, "7")], vec![]), [keys(&["7"]), keys(&["7"])]);
     assert_eq!(join(Join::Inner, vec![], vec![is(O, "7")]), [keys(&["7"]), nowhere()]);
+    assert_eq!(join(Join::Inner, vec![same()], vec![])[0], Reach::Everywhere(Reason::UnknownValue));
 }
 
 #[test]
@@ -130,7 +131,7 @@ fn a_derived_table_tells_its_outer_level_what_its_rows_are() {
     let inner = |always_yields| Level { always_yields, ..level(Node::From(vec![table(1, C)], vec![is(C, "7")])) };
     let outer = |inner| reaches(&level(Node::From(vec![table(0, O), derived(inner, false)], vec![Fact::Same(O, X)])));
     assert_eq!(outer(inner(false)), [keys(&["7"]), keys(&["7"])]);
-    assert_eq!(outer(inner(true)), [nowhere(), keys(&["7"])]);
+    assert_eq!(outer(inner(true)), [Reach::Everywhere(Reason::UnknownValue), keys(&["7"])]);
 }
 
 #[test]
@@ -156,11 +157,12 @@ fn set_operations_hear_but_do_not_tell() {
 fn correlated_subqueries_follow_the_outer_row() {
     let inner = level(Node::From(vec![table(1, C)], vec![Fact::Same(C, O)]));
     let sublink = |required, filter: Vec<Fact>, inner: Level, equal| {
-        let sublinks = vec![Sublink { arms: vec![inner], required, equal }];
+        let sublinks = vec![Sublink { arms: vec![inner], required, equal, after: false }];
         reaches(&Level { sublinks, ..level(Node::From(vec![table(0, O)], filter)) })
     };
     assert_eq!(sublink(false, vec![is(O, "7")], inner.clone(), None), [keys(&["7"]), keys(&["7"])]);
-    assert_eq!(sublink(false, vec![], inner.clone(), None), [nowhere(), nowhere()]);
+    let unknown = Reach::Everywhere(Reason::UnknownValue);
+    assert_eq!(sublink(false, vec![], inner.clone(), None), [nowhere(), unknown]);
     // EXISTS (SELECT 1 FROM c WHERE c.k = o.k AND c.k = 7)
     let fixed = level(Node::From(vec![table(1, C)], vec![Fact::Same(C, O), is(C, "7")]));
     assert_eq!(sublink(true, vec![], fixed.clone(), None), [keys(&["7"]), keys(&["7"])]);
@@ -186,4 +188,40 @@ fn deep_nesting_ends() {
         fact = Fact::Any(vec![fact, Fact::Other(vec![X])]);
     }
     assert!(matches!(one(vec![fact]), Reach::Everywhere(_)));
+}
+
+#[test]
+fn a_link_to_a_nullable_column_restricts_nothing() {
+    // SELECT FROM (SELECT c.k AS x FROM o LEFT JOIN c ON c.k = o.k AND o.k = 7) s [WHERE s.x = 7]
+    let join =
+        || Node::Join(Join::Left, Box::new(table(0, O)), Box::new(table(1, C)), vec![Fact::Same(C, O), is(O, "7")]);
+    let outer = |filter| {
+        let arm = level(Node::From(vec![join()], vec![]));
+        reaches(&level(Node::From(vec![derived(arm, true)], filter)))
+    };
+    assert_eq!(outer(vec![]), [Reach::Everywhere(Reason::OuterJoinOnly), keys(&["7"])]);
+    assert_eq!(outer(vec![is(X, "7")]), [keys(&["7"]), keys(&["7"])]);
+}
+
+#[test]
+fn subqueries_of_a_row_made_from_nothing_hear_nothing_of_its_input() {
+    // SELECT count(*), (SELECT .. FROM c WHERE c.k = o.k) FROM o WHERE o.k = 7, and WHERE false
+    let sublink = |after| Sublink {
+        arms: vec![level(Node::From(vec![table(1, C)], vec![]))],
+        required: false,
+        equal: None,
+        after,
+    };
+    let outer = |always_yields, after| {
+        let from = Node::From(vec![table(0, O)], vec![Fact::Never]);
+        reaches(&Level { sublinks: vec![sublink(after)], always_yields, ..level(from) })
+    };
+    assert_eq!(outer(true, false), [keys(&[]), nowhere()]);
+    assert_eq!(outer(false, true), [keys(&[]), nowhere()]);
+    assert_eq!(outer(false, false), [keys(&[]), keys(&[])]);
+}
+
+#[test]
+fn a_comparison_of_two_columns_names_no_value() {
+    assert_eq!(one(vec![Fact::Same(O, X)]), Reach::Everywhere(Reason::UnknownValue));
 }

@@ -27,7 +27,11 @@ fn visit_level(level: &Level, inherited: &[&Fact], found: &mut Vec<(usize, Reach
     known.extend(own.iter());
     for sublink in &level.sublinks {
         let equal = sublink.equal.map(|(outer, inner)| Fact::Same(outer, inner));
-        let mut inside = known.clone();
+        // A level that yields a row from nothing, or has changed its rows, vouches for nothing.
+        let mut inside = match level.always_yields || sublink.after {
+            true => inherited.to_vec(),
+            false => known.clone(),
+        };
         inside.extend(equal.iter());
         sublink.arms.iter().for_each(|arm| visit_level(arm, &inside, found));
     }
@@ -71,7 +75,7 @@ fn facts_of(node: &Node) -> Vec<Fact> {
 /// which a condition may be checked inside.
 fn links(derived: &Derived, arm: usize, open_only: bool) -> Vec<Fact> {
     let wanted = derived.outputs.iter().filter(|output| output.open || !open_only);
-    wanted.filter_map(|output| Some(Fact::Same(output.outer, (*output.inner.get(arm)?)?))).collect()
+    wanted.filter_map(|output| Some(Fact::Link(output.outer, (*output.inner.get(arm)?)?))).collect()
 }
 
 /// `kept_out`: facts of outer joins that do not restrict the node; they only serve the reason.
@@ -141,6 +145,21 @@ fn is_named(key: Column, facts: &[&Fact]) -> bool {
 fn is_strict_on(node: &Node, facts: &[&Fact]) -> bool {
     let mut columns = BTreeSet::new();
     columns_of(node, &mut columns);
+    // What a derived table shows of them outside is NULL too.
+    let links = facts.iter().filter_map(|fact| match fact {
+        Fact::Link(a, b) => Some((*a, *b)),
+        _ => None,
+    });
+    let links: Vec<_> = links.collect();
+    let mut before = 0;
+    while columns.len() > before {
+        before = columns.len();
+        for (a, b) in &links {
+            if columns.contains(a) || columns.contains(b) {
+                columns.extend([*a, *b]);
+            }
+        }
+    }
     facts.iter().any(|fact| is_strict(fact, &columns))
 }
 
@@ -149,7 +168,7 @@ fn is_strict(fact: &Fact, columns: &BTreeSet<Column>) -> bool {
         Fact::Same(..) | Fact::Is(..) | Fact::AtLeast(..) | Fact::AtMost(..) => mentions(fact, columns),
         Fact::All(facts) => facts.iter().any(|fact| is_strict(fact, columns)),
         Fact::Any(facts) => facts.iter().all(|fact| is_strict(fact, columns)),
-        Fact::Never | Fact::Other(_) => false,
+        Fact::Never | Fact::Link(..) | Fact::Other(_) => false,
     }
 }
 

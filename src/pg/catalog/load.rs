@@ -44,14 +44,28 @@ pub fn locate() -> Option<Tables> {
     if schema == pg_sys::InvalidOid {
         return None;
     }
-    Some(Tables {
+    let tables = Tables {
         keyspace: find(schema, c"keyspace")?,
         shard: find(schema, c"shard")?,
         pin: find(schema, c"pin")?,
         key_range: find(schema, c"key_range")?,
         logical_table: find(schema, c"logical_table")?,
         key_class: find(schema, c"key_class")?,
-    })
+    };
+    are_ours(&tables).then_some(tables)
+}
+
+/// Whether the tables are the extension's own. Names alone prove nothing: anyone may make a schema of that name.
+fn are_ours(tables: &Tables) -> bool {
+    // SAFETY: catalog look-ups by OIDs that have just been found.
+    unsafe {
+        let extension = pg_sys::get_extension_oid(c"pg_shardmap".as_ptr(), true);
+        extension != pg_sys::InvalidOid
+            && tables.watched().into_iter().all(|table| {
+                pg_sys::get_rel_relkind(table) as u8 == pg_sys::RELKIND_RELATION
+                    && pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, table) == extension
+            })
+    }
 }
 
 /// The OIDs of the logical tables, without loading anything else.

@@ -106,7 +106,8 @@ unsafe fn begin(node: *mut pg_sys::ForeignScanState) -> bool {
     order::check_administration((*plan).fs_server);
     match reads {
         true => order::check_scan(node, plan),
-        false => order::note_write(state, (*(*node).ss.ss_currentRelation).rd_id),
+        // A modification that joins has no relation of its own to scan.
+        false => order::note_write(state, (*(*(*node).resultRelInfo).ri_RelationDesc).rd_id),
     }
     // What postgres_fdw allocates when it begins must live as long as the statement.
     let before = pg_sys::MemoryContextSwitchTo((*state).es_query_cxt);

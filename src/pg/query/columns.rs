@@ -131,7 +131,7 @@ pub fn is_equality(operator: pg_sys::Oid, collation: pg_sys::Oid) -> bool {
 }
 
 /// Whether texts that are equal in `collation` are the same bytes.
-fn is_deterministic(collation: pg_sys::Oid) -> bool {
+pub fn is_deterministic(collation: pg_sys::Oid) -> bool {
     // SAFETY: a system cache look-up.
     collation == pg_sys::InvalidOid || unsafe { pg_sys::get_collation_isdeterministic(collation) }
 }

@@ -6,7 +6,7 @@
 use pgrx::pg_sys;
 use shardmap_core::route::{Column, Fact, Operand};
 
-use super::columns::{comparable, is_equality, strip, Side};
+use super::columns::{comparable, is_deterministic, is_equality, strip, Side};
 use super::read::Reader;
 use super::tree::{cast, items, nth, tag, walk_expression};
 use crate::pg::keys::KeyType;
@@ -74,7 +74,7 @@ impl Reader<'_> {
                 (None, None) => None,
             };
         }
-        if (*op).opno.to_u32() >= pg_sys::FirstNormalObjectId {
+        if (*op).opno.to_u32() >= pg_sys::FirstNormalObjectId || !is_deterministic((*op).inputcollid) {
             return None;
         }
         let name = pg_sys::get_opname((*op).opno);
@@ -103,7 +103,7 @@ impl Reader<'_> {
         value: *mut pg_sys::Node,
         value_at: usize,
     ) -> Option<Fact> {
-        if side.bare && self.is_initplan(value) {
+        if side.bare && self.is_initplan(side, value) {
             return Some(Fact::Is(side.column, vec![self.deferred(std::ptr::null_mut())]));
         }
         let operand = self.operand(side, value);
@@ -120,6 +120,9 @@ impl Reader<'_> {
         }
         let side = self.side(nth((*op).args, 0)?)?;
         let array = nth::<pg_sys::Node>((*op).args, 1)?;
+        // Elements of another kind may be equal without having one text.
+        KeyType::of(pg_sys::get_base_element_type(pg_sys::exprType(array)))
+            .filter(|t| comparable(side.kind, t.kind))?;
         if let Some(list) = cast::<pg_sys::ArrayExpr>(array, pg_sys::NodeTag::T_ArrayExpr) {
             if (*list).multidims {
                 return None;
@@ -128,7 +131,7 @@ impl Reader<'_> {
             return Some(Fact::Is(side.column, elements.into_iter().map(|e| self.operand(side, e)).collect()));
         }
         let operands = match self.simplified(array)? {
-            Value::Constant(constant) => array_elements(side, constant)?,
+            Value::Constant(constant) => array_elements(constant)?,
             Value::Deferred(node) => vec![self.deferred(node)],
         };
         Some(Fact::Is(side.column, operands))
@@ -161,9 +164,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether `node` is a subquery that depends on no row: it runs once, and Postgres itself prunes by its value, if the
-    /// column is not cast.
-    unsafe fn is_initplan(&self, node: *mut pg_sys::Node) -> bool {
+    /// Whether `node` is a subquery that depends on no row: it runs once, and Postgres itself prunes by its value, if that
+    /// is of the column's own kind.
+    unsafe fn is_initplan(&self, side: Side, node: *mut pg_sys::Node) -> bool {
+        if KeyType::of(pg_sys::exprType(node)).is_none_or(|value| value.kind != side.kind) {
+            return false;
+        }
         let Some(link) = cast::<pg_sys::SubLink>(strip(node), pg_sys::NodeTag::T_SubLink) else { return false };
         (*link).subLinkType == pg_sys::SubLinkType::EXPR_SUBLINK
             && !pg_sys::contain_volatile_functions(node)
@@ -225,13 +231,11 @@ enum Value {
     Deferred(*mut pg_sys::Node),
 }
 
-/// The elements of a constant array whose elements `side` is compared with.
-unsafe fn array_elements(side: Side, constant: *const pg_sys::Const) -> Option<Vec<Operand>> {
+/// The elements of a constant array.
+unsafe fn array_elements(constant: *const pg_sys::Const) -> Option<Vec<Operand>> {
     if (*constant).constisnull {
         return Some(vec![Operand::Null]);
     }
-    let element = pg_sys::get_base_element_type((*constant).consttype);
-    KeyType::of(element).filter(|t| comparable(side.kind, t.kind))?;
     let elements = crate::pg::keys::array_elements((*constant).consttype, (*constant).constvalue)?;
     Some(elements.into_iter().map(|key| key.map_or(Operand::Null, Operand::Known)).collect())
 }

@@ -4,6 +4,7 @@
 
 mod columns;
 mod facts;
+pub mod inline;
 pub mod read;
 pub mod substitute;
 pub mod tree;

@@ -12,7 +12,7 @@ use shardmap_core::route::{Column, Derived, Fact, Join, Level, Node, Operand, Ou
 
 use super::columns::{strip, Columns};
 use super::facts::Late;
-use super::tree::{cast, items, nth, rte, tag, walk_level};
+use super::tree::{cast, items, nth, rte, tag, walk_expression, walk_level};
 use crate::pg::catalog::{Catalog, LogicalTable};
 
 /// How a statement uses a table.
@@ -102,6 +102,18 @@ pub unsafe fn read(catalog: &Catalog, query: *mut pg_sys::Query, params: pg_sys:
     Reading { tables: reader.tables, level, late: reader.conjuncts, values: reader.values }
 }
 
+/// A planner state with nothing but parameters in it.
+///
+/// # Safety
+/// `params` must be NULL or valid.
+pub unsafe fn bare_planner(params: pg_sys::ParamListInfo) -> *mut pg_sys::PlannerInfo {
+    let root = pgrx::PgBox::<pg_sys::PlannerInfo>::alloc_node(pg_sys::NodeTag::T_PlannerInfo).into_pg();
+    let global = pgrx::PgBox::<pg_sys::PlannerGlobal>::alloc_node(pg_sys::NodeTag::T_PlannerGlobal).into_pg();
+    (*global).boundParams = params;
+    (*root).glob = global;
+    root
+}
+
 fn level(from: Node) -> Level {
     Level { from, sublinks: Vec::new(), apart: Vec::new(), always_yields: false }
 }
@@ -110,11 +122,7 @@ impl Reader<'_> {
     /// A planner state with nothing but the parameters in it, for simplifying expressions.
     pub unsafe fn planner(&mut self) -> *mut pg_sys::PlannerInfo {
         if self.planner.is_null() {
-            let root = pgrx::PgBox::<pg_sys::PlannerInfo>::alloc_node(pg_sys::NodeTag::T_PlannerInfo).into_pg();
-            let global = pgrx::PgBox::<pg_sys::PlannerGlobal>::alloc_node(pg_sys::NodeTag::T_PlannerGlobal).into_pg();
-            (*global).boundParams = self.params;
-            (*root).glob = global;
-            self.planner = root;
+            self.planner = bare_planner(self.params);
         }
         self.planner
     }
@@ -192,7 +200,8 @@ impl Reader<'_> {
                 .then(|| self.columns.of_var(var, &self.levels))?
             })
             .collect();
-        let always_yields = ((*query).hasAggs && (*query).groupClause.is_null()) || !(*query).groupingSets.is_null();
+        let grouped = (*query).hasAggs || !(*query).havingQual.is_null();
+        let always_yields = (grouped && (*query).groupClause.is_null()) || !(*query).groupingSets.is_null();
         let open = open_outputs(query);
         Arms { levels: vec![(Level { from, sublinks, apart: Vec::new(), always_yields }, outputs)], open }
     }
@@ -362,7 +371,8 @@ impl Reader<'_> {
             links.extend(cast::<pg_sys::SubLink>(node, pg_sys::NodeTag::T_SubLink));
             true
         });
-        links.into_iter().map(|link| self.sublink(link)).collect()
+        let after = computed_after(query);
+        links.into_iter().map(|link| Sublink { after: after.contains(&link), ..self.sublink(link) }).collect()
     }
 
     unsafe fn sublink(&mut self, link: *mut pg_sys::SubLink) -> Sublink {
@@ -373,8 +383,25 @@ impl Reader<'_> {
             (Some(outer), Some(inner), 1, Some(true)) => Some((outer, inner)),
             _ => None,
         };
-        Sublink { arms: arms.levels.into_iter().map(|(l, _)| l).collect(), required: noted.is_some(), equal }
+        let arms = arms.levels.into_iter().map(|(level, _)| level).collect();
+        Sublink { arms, required: noted.is_some(), equal, after: false }
     }
+}
+
+/// The subqueries of an UPDATE that see the new row: in RETURNING and in the checks of policies and views.
+unsafe fn computed_after(query: *mut pg_sys::Query) -> Vec<*mut pg_sys::SubLink> {
+    let mut links = Vec::new();
+    if (*query).commandType != pg_sys::CmdType::CMD_UPDATE {
+        return links;
+    }
+    let checks = items::<pg_sys::WithCheckOption>((*query).withCheckOptions).map(|check| (*check).qual);
+    for part in checks.chain([(*query).returningList.cast()]) {
+        walk_expression(part, &mut |node| {
+            links.extend(cast::<pg_sys::SubLink>(node, pg_sys::NodeTag::T_SubLink));
+            true
+        });
+    }
+    links
 }
 
 /// The conjuncts of a condition.

@@ -143,9 +143,9 @@ pub fn record_fanout(sample: &FanoutSample) {
     let (Some(area), Some(database)) = (shared::get(), database()) else {
         return;
     };
-    // SAFETY: a setting's value, and the user of this session.
-    let (standard, user) = unsafe { (pg_sys::standard_conforming_strings, pg_sys::GetUserId()) };
-    let text = normalize(sample.text, if standard { Backslash::Ordinary } else { Backslash::Escape });
+    // SAFETY: the user of this session.
+    let user = unsafe { pg_sys::GetUserId() };
+    let text = normalize(sample.text, backslash());
     let key = fanout::Key { database, user: user.to_u32(), fingerprint: fingerprint(&text) };
     let call = fanout::Call {
         text: &text,
@@ -157,4 +157,13 @@ pub fn record_fanout(sample: &FanoutSample) {
         now: now(),
     };
     fanout::record(area, key, &call);
+}
+
+/// What a backslash in an ordinary string literal means in this session.
+pub fn backslash() -> Backslash {
+    // SAFETY: a setting's value.
+    match unsafe { pg_sys::standard_conforming_strings } {
+        true => Backslash::Ordinary,
+        false => Backslash::Escape,
+    }
 }
