@@ -5,4 +5,4 @@
 cd "$ROOT"
 export PYTHONPATH=$ROOT/scripts PYTHONDONTWRITEBYTECODE=1 PG
 timed "cluster tests, Postgres $PG" "some minutes" \
-    "$TOOLS/venv/bin/python" -m pytest -q -p no:cacheprovider --durations=5 tests/cluster "$@"
+    "$TOOLS/venv/bin/python" -m pytest -q -p no:cacheprovider --durations=5 --timeout 300 tests/cluster "$@"
