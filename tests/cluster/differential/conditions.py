@@ -14,7 +14,7 @@ class Conditions:
     def where(self, rels, outer=(), required=()):
         """' WHERE ..' or nothing; `required` conditions are part of it."""
         conditions = list(required)
-        for _ in range(self.rng.choice([0, 1, 1, 1, 2, 2, 3])):
+        for _ in range(self.rng.choice([0, 0, 1, 1, 1, 1, 2, 3])):
             conditions.append(self.condition(rels, outer))
         if not conditions:
             return ""
@@ -36,7 +36,8 @@ class Conditions:
     def _atom(self, rels, outer):
         kinds = [(30, self._equal), (12, self._in_list), (8, self._any_array), (6, self._between), (8, self._column_pair),
                  (5, self._stable), (5, self._null_test), (5, self._cast), (4, self._row), (14, self._other_column),
-                 (4, self._computed), (2, self._constant), (2, self._truth)]
+                 (4, self._computed), (2, self._constant), (2, self._truth),
+                 (2, self._whole_row), (2, self._function)]
         if self.budget > 0:
             kinds += [(6, self._exists), (8, self._in_subquery), (4, self._scalar_subquery), (2, self._quantified)]
         kind = self.rng.choices([k for _, k in kinds], [w for w, _ in kinds])[0]
@@ -74,6 +75,13 @@ class Conditions:
 
     def _any_array(self, rels, outer):
         key = self.key(rels)
+        if self.rng.random() < 0.15:
+            values = [typed(self.rng, key.type) for _ in range(self.rng.choice([1, 2, 3]))]
+            rows = joined(", ", [["(", value, ")"] for value in values])
+            listed = array(self.rng, key.type, [random_text(self.rng, key.type) for _ in range(2)])
+            return self.rng.choice([[key.sql, " IN (VALUES ", rows, ")"], [key.sql, " IN (SELECT unnest(", listed, "))"],
+                                    [key.sql, " = ANY (ARRAY(SELECT q.x FROM (VALUES ", rows, ") q(x)))"],
+                                    [key.sql, " = (", listed, ")[1]"]])
         texts = [random_text(self.rng, key.type) for _ in range(self.rng.choice([0, 1, 2, 3]))]
         if self.rng.random() < 0.2:
             texts.append(None)
@@ -180,6 +188,24 @@ class Conditions:
 
     def _truth(self, rels, outer):
         return ["(", self._equal(rels, outer), self.rng.choice([") IS NOT TRUE", ") IS FALSE", ") IS UNKNOWN"])]
+
+    def _whole_row(self, rels, outer):
+        named = [r.alias for r in rels if r.alias]
+        if not named:
+            return self._equal(rels, outer)
+        alias = self.rng.choice(named)
+        return self.rng.choice([f"({alias}.*) IS NOT NULL", f"{alias} IS NULL", f"({alias})::text <> ''",
+                                f"{alias} = {alias}", f"NOT ({alias} IS NULL)"])
+
+    def _function(self, rels, outer):
+        """Calls of functions that read tables themselves."""
+        key = self.key(rels)
+        if FAMILY[key.type] == "int" and key.type != "numeric":
+            return self.rng.choice([[f"{key.sql} IN (SELECT every_key())"], [f"EXISTS (SELECT FROM inlined({key.sql}) f WHERE f.c2 > 1)"],
+                                    [f"{key.sql} = (SELECT min(f.c1) FROM inlined(", typed(self.rng, "int8"), ") f)"]])
+        if FAMILY[key.type] == "text":
+            return [f"counted({key.sql}) > ", self.rng.choice("013")]
+        return self._equal(rels, outer)
 
     def _exists(self, rels, outer):
         inner, _ = self.subselect(rels, outer, [])

@@ -51,9 +51,12 @@ class Generator(Conditions, Relations, Queries, Writes):
             steps = [self.sent(self._write())]
         else:
             steps = self.transaction()
-        settings = {"datestyle": self.rng.choice(["ISO, MDY"] * 3 + ["SQL, DMY", "German"])}
+        settings = {"bytea_output": self.rng.choice(["hex", "hex", "escape"]),
+                    "transform_null_equals": self.rng.choice(["off"] * 9 + ["on"]),
+                    "datestyle": self.rng.choice(["ISO, MDY"] * 3 + ["SQL, DMY", "German"])}
         for family, type in (("int", "int4"), ("text", "text"), ("uuid", "uuid"), ("time", "date"), ("bytea", "bytea")):
             settings[f"app.{family}"] = self.rng.choice([p for p in POOLS[type] if "BC" not in p and "inf" not in p])
+        settings["standard_conforming_strings"] = self.rng.choice(["on"] * 12 + ["off"])  # last: it changes the others' texts
         if settings["datestyle"] != "ISO, MDY":
             settings["app.time"] = "infinity"
         return Unit(settings, dist, steps, self.rng.random() < 0.08)

@@ -40,7 +40,7 @@ class Queries:
         width = len(query.columns)
         keys = [f"{i + 1}{self.rng.choice(['', '', ' DESC', ' NULLS FIRST', ' DESC NULLS LAST'])}" for i in range(width)]
         self.rng.shuffle(keys)
-        count, skip = self.rng.choice([1, 2, 5, 10]), self.rng.choice([0, 1, 3])
+        count, skip = self.rng.choice([0, 1, 2, 5, 10]), self.rng.choice([0, 1, 3])
         clause = self.rng.choice([
             [f" LIMIT {count}"], [f" LIMIT {count} OFFSET {skip}"], [" LIMIT ", typed(self.rng, "int8", str(count))],
             [" OFFSET ", typed(self.rng, "int8", str(skip))], [f" FETCH FIRST {count} ROWS WITH TIES"]])
@@ -86,9 +86,23 @@ class Queries:
             return column.sql, column.type, column.role
         if roll < 0.80 and self.budget > 0:
             return self._scalar_subquery_output(rels, outer)
+        if roll < 0.83:
+            return self._whole_row_output(rels)
         return self._expression(column, rels)
 
+    def _whole_row_output(self, rels):
+        named = [r.alias for r in rels if r.alias and r.table]
+        if not named:
+            return "1", "int4", "x"
+        alias = self.rng.choice(named)
+        return self.rng.choice([(f"{alias}::text", "text", "x"), (f"({alias} IS NOT NULL)", "bool", "x"), (f"({alias}).id", "int4", "x"),
+                                (f"row_to_json({alias})::text", "text", "x")])
+
     def _scalar_subquery_output(self, rels, outer):
+        if self.rng.random() < 0.25:
+            inner, _ = self.subselect(rels, outer, ["int4"], correlated=True)
+            return self.rng.choice([(["EXISTS (", inner, ")"], "bool", "x"),
+                                    (["array_length(ARRAY(", inner, "), 1)"], "int4", "x")])
         aggregate = self.rng.choice(["count", "count", "max", "sum"])
         inner, _ = self.subselect(rels, outer, ["int4"], aggregate=aggregate, correlated=True)
         return ["(", inner, ")"], "int4" if aggregate == "max" else "int8", "x"

@@ -71,6 +71,13 @@ class Relations:
         return [source, f" {alias}"], Relation(alias, columns)
 
     def _lateral(self, depth, outer):
+        key = self.key(outer)
+        if self.rng.random() < 0.2:
+            alias = self.alias("l")
+            if key.type in ("int2", "int4", "int8") and self.rng.random() < 0.5:
+                return f"LATERAL inlined({key.sql}) {alias}", Relation(alias, [Column(f"{alias}.c1", "int4", "r")])
+            return [f"LATERAL (VALUES ({key.sql}), (", typed(self.rng, key.type), f")) {alias}(c1)"], \
+                Relation(alias, [Column(f"{alias}.c1", key.type, "r")])
         inner, columns = self.subselect(outer, (), [None, None], order=True, correlated=True)
         alias = self.alias("l")
         listed = [Column(f"{alias}.c{i + 1}", type, role) for i, (type, role) in enumerate(columns)]

@@ -17,7 +17,8 @@ from .tree import minimise, render
 from .values import literal, rebound
 
 UNITS = 60
-ROWS = 30
+ROWS = 40
+CLEAN = "RESET ROLE; DEALLOCATE ALL; DROP TABLE IF EXISTS made; RESET standard_conforming_strings; RESET bytea_output"
 SAME_ROWS = 8  # rounds one after another that have the same rows
 
 
@@ -32,7 +33,7 @@ class Runner:
         self.filled, self.dirty, self.rows = None, set(), {}
         self.refused, self.opened = {}, {}  # refusals and open defects -> how often
         self.errors = {}  # SQLSTATE -> how often both sides failed with it
-        self.failures, self.counts = [], {"statements": 0, "failed on both": 0, "rounds": 0, "timeouts": 0}
+        self.failures, self.counts = [], {"statements": 0, "queries": 0, "with rows": 0, "failed on both": 0, "rounds": 0, "timeouts": 0}
 
     def run(self, minutes=None, rounds=None, most_failures=5):
         """Runs rounds until the time is over, or those numbers given."""
@@ -85,7 +86,7 @@ class Runner:
             if side.pg.status != 0:
                 side.reconnect()
             side.simple("ROLLBACK")
-            side.simple("RESET ROLE; DEALLOCATE ALL")
+            side.simple(CLEAN)
             side.command("SET datestyle = 'ISO, MDY'; SET timezone = 'UTC'")
             for table in (t for t in TABLES if t.name in self.dirty):
                 side.command(f"TRUNCATE {table.name}")
@@ -116,14 +117,14 @@ class Runner:
         try:
             for step in unit.steps:
                 changed.update(step.tables)
-                self.dirty.update(step.tables)
+                self.dirty.update(t for t in step.tables if t != "made")
                 if not self.step(step, unit, changed):
                     return False
         finally:
             if self.dist.pg.status == 0:
                 for side in self.sides:
                     side.simple("ROLLBACK")
-                    side.simple("RESET ROLE; DEALLOCATE ALL")
+                    side.simple(CLEAN)
                 for name in unit.dist_settings:
                     self.dist.simple(f"RESET {name}")
         return True
@@ -147,6 +148,9 @@ class Runner:
         for error in (a.error for a in expected if a.error):
             self.counts["failed on both"] += 1
             self.errors[error] = self.errors.get(error, 0) + 1
+        if step.kind == "query":
+            self.counts["queries"] += 1
+            self.counts["with rows"] += any(a.rows for a in expected)
         why = self.differ(step, answers, expected)
         if why is None and step.kind != "query" and not self.dist.failed:
             why, answers, expected = self.state(changed, answers, expected)
@@ -171,7 +175,7 @@ class Runner:
             if "57014" in (each.error, other.error):
                 self.counts["timeouts"] += 1
                 return "timeout of one side" if each.error != other.error else None
-            order = step.order if step.form not in ("function",) else ()
+            order = step.order if step.form not in ("function", "guarded") else ()
             if why := difference(each, other, order):
                 return why
         return None if len(answers) == len(expected) else "number of answers"
@@ -187,7 +191,7 @@ class Runner:
 
     def send(self, side, step):
         """Runs a step on one side: its answers."""
-        if step.kind in ("control", "explain"):
+        if step.kind in ("control", "explain", "create"):
             return [side.simple(render(step.tree))]
         if step.kind == "copy in":
             return [side.copy_in(render(step.tree), step.data)]
@@ -201,8 +205,8 @@ class Runner:
         literals = [[literal(type, text) for type, text, _ in each] for each in sets]
         if step.form == "prepare":
             return side.sql_prepare(sql, sets, literals)
-        if step.form == "function":
-            return side.function(sql, sets, literals, step.has_rows)
+        if step.form in ("function", "guarded"):
+            return side.function(sql, sets, literals, step.has_rows, step.form == "guarded")
         return side.prepared(sql, sets, step.form)
 
     def failed(self, step, unit, why, answers, expected):
@@ -252,7 +256,7 @@ class Runner:
 def bound(step):
     """The text of a step with parameters, and the sets of values that are bound to them: (type, text, declared)."""
     values, rng = [], random.Random(step.seed)
-    sql = render(step.tree, values, "p" if step.form == "function" else "$")
+    sql = render(step.tree, values, "p" if step.form in ("function", "guarded") else "$")
     sets = [[(v.type, v.text, v.declared) for v in values]]
     for _ in range(rng.choice([0, 1, 2, 6]) if step.kind == "query" else rng.choice([0, 1])):
         sets.append([(v.type, rebound(rng, v), v.declared) for v in values])
@@ -266,7 +270,7 @@ def described(step, answers, expected):
     text = f"distributed: {pairs[at][0]}\nplain: {pairs[at][1]}"
     if step.kind in ("query", "write") and step.form not in ("simple", "cursor"):
         sql, sets = bound(step)
-        run = at - (step.form in ("prepare", "function"))
+        run = at - (step.form in ("prepare", "function", "guarded"))
         values = [literal(type, value) + ("" if declared else " (type not declared)") for type, value, declared in sets[min(run, len(sets) - 1)]]
         text = f"{sql}\nrun {run + 1} of {len(sets)} with {values}\n{text}"
     return text

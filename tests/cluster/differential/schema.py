@@ -7,7 +7,7 @@ n, d and r (of the key's type), with primary key (k, id), so that any two of one
 
 import dataclasses
 
-from .values import FAMILY, POOLS, random_text
+from .values import FAMILY, random_text
 
 SCHEMAS = ("dist", "plain")
 USER = "differential_user"  # an ordinary role, to whom row security applies
@@ -42,6 +42,7 @@ TABLES = [
     Table("s_acct", "int4", "second"), Table("s_doc", "text", "second"), Table("s_person", "uuid", "second"),
     Table("m_acct", "int8", "by_modulo"), Table("m_doc", "text", "by_modulo"),
     Table("r_acct", "int4", "by_number"), Table("r_item", "int8", "by_number"), Table("r_doc", "text", "by_text"),
+    Table('"we ird""; x"', "text", "main"), Table("coded", "text", "main"),
     Table("loc", "int4"), Table("loc_doc", "text"), Table("loc_person", "uuid"), Table("loc_day", "date"),
 ]
 VIEWS = [
@@ -62,7 +63,18 @@ CREATE VIEW v_union AS SELECT k, id, a, b, n, d, r FROM acct UNION ALL SELECT k,
 CREATE VIEW v_group AS SELECT k, count(*)::int AS id, max(a) AS a, min(b) AS b, sum(n) AS n, max(d) AS d, min(r) AS r
     FROM doc GROUP BY k;
 CREATE VIEW v_join AS SELECT x.k, x.id, y.a, x.b, y.n, x.d, y.r FROM acct x LEFT JOIN odd y ON x.k = y.k AND x.id = y.id;
+CREATE VIEW v_nested AS SELECT k, id, a, b, n, d, r FROM v_join WHERE id > 1 UNION SELECT k, id, a, b, n, d, r FROM v_acct;
+CREATE VIEW v_keyed AS SELECT * FROM note WHERE k = current_setting('app.text', true);
+CREATE VIEW v_invoker WITH (security_invoker) AS SELECT k, id, a, b, n, d, r FROM login WHERE a IS NOT NULL;
 CREATE VIEW v_last AS SELECT DISTINCT ON (k) k, id, a, b, n, d, r FROM note ORDER BY k, id DESC;
+"""
+_FUNCTIONS = """
+CREATE FUNCTION inlined(key int8) RETURNS TABLE (c1 int4, c2 int4) LANGUAGE sql STABLE AS
+    'SELECT x.id, x.a FROM item x WHERE x.k = key';
+CREATE FUNCTION counted(key text) RETURNS int8 LANGUAGE plpgsql STABLE AS
+    'BEGIN RETURN (SELECT count(*) FROM doc x WHERE x.k = key); END';
+CREATE FUNCTION every_key() RETURNS SETOF int4 LANGUAGE plpgsql STABLE AS
+    'BEGIN RETURN QUERY SELECT x.k FROM acct x WHERE x.a = 2; END';
 """
 COLUMNS = ["k", "id", "a", "b", "n", "d", "r"]
 
@@ -86,6 +98,8 @@ def _create(table):
         columns["n"] = "n numeric(10,2) GENERATED ALWAYS AS (a * 2.5) STORED"
         columns["b"] = "b text DEFAULT 'dflt'"
         columns["d"] = "d date DEFAULT '2024-05-05'"
+    elif table.name == "coded":
+        columns["k"] = "k code NOT NULL"
     if table.name in ("acct", "doc"):
         tail = f"; CREATE INDEX ON {table.name} (a)"
     check = ", CHECK (a < 1000)"
@@ -117,17 +131,22 @@ def create(cluster):
     psql(f"CREATE ROLE {USER} LOGIN")
     psql(f"""DO $$ DECLARE s text; BEGIN FOR s IN SELECT srvname FROM pg_foreign_server LOOP
         EXECUTE format('CREATE USER MAPPING FOR {USER} SERVER %I OPTIONS (user ''postgres'', password_required ''false'')', s); END LOOP; END $$""")
+    domain = "CREATE DOMAIN public.code AS text CHECK (length(VALUE) < 400)"
+    psql(domain)
+    for shard in range(cluster.shards):
+        cluster.shard_psql(shard, domain)
     for schema in SCHEMAS:
         tables = "".join(_create(table) for table in TABLES)
         policy = "ALTER TABLE sec ENABLE ROW LEVEL SECURITY;\n" \
             "CREATE POLICY tenant ON sec USING (k = current_setting('app.text', true));\n"
         views = _VIEW_SQL.split("\n", 2)
-        psql(f"CREATE SCHEMA {schema}; SET search_path = {schema};\n{tables}{policy}{views[1]}")
+        psql(f"CREATE SCHEMA {schema}; SET search_path = {schema}, public;\n{tables}{policy}{views[1]}")
         if schema == "dist":
             for table in TABLES:
                 if table.keyspace:
-                    psql(f"SELECT shardmap.distribute_table('dist.{table.name}', 'k', '{table.keyspace}')")
-        psql(f"SET search_path = {schema};\n{views[2]}")
+                    name = ("dist." + table.name).replace("'", "''")
+                    psql(f"SELECT shardmap.distribute_table('{name}', 'k', '{table.keyspace}')")
+        psql(f"SET search_path = {schema}, public;\n{views[2]}{_FUNCTIONS}")
         psql(f"GRANT USAGE ON SCHEMA {schema} TO {USER}; GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {USER};"
              f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {USER}")
     psql(AUDIT)
@@ -157,7 +176,7 @@ def random_row(rng, table, id):
         "a": rng.choice([None, *map(str, range(8))]), "b": rng.choice(_TEXTS),
         "n": rng.choice([None, "0.50", "1.00", "2.25", "10.00", "-3.10"]),
         "d": rng.choice([None, "2024-01-01", "2024-02-29", "2024-03-10"]),
-        "r": None if rng.random() < 0.2 else rng.choice(POOLS[table.type]),
+        "r": None if rng.random() < 0.2 else random_text(rng, table.type),
     }
     return [row[c] for c in stored_columns(table)]
 

@@ -15,7 +15,7 @@ from psycopg import pq
 
 from .values import OIDS
 
-FORMS = ["simple", "simple", "text", "binary", "mixed", "prepare", "function", "cursor"]
+FORMS = ["simple", "simple", "text", "binary", "mixed", "prepare", "function", "guarded", "cursor"]
 NUMERIC = 1700
 _RECORD_ZEROS = re.compile(r"(?<![\w.])(-?\d+)(?:\.0+|(\.\d*?[1-9])0+)(?=[,)])")
 OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY)
@@ -179,11 +179,14 @@ class Session:
         self.simple(f"DEALLOCATE {name}")
         return answers
 
-    def function(self, sql, sets, literals, has_rows):
-        """Runs `sql` inside a plpgsql function whose arguments p1, p2, .. are the parameters."""
+    def function(self, sql, sets, literals, has_rows, guarded=False):
+        """Runs `sql` inside a plpgsql function whose arguments p1, p2, .. are the parameters; `guarded`: in a block
+        whose errors become a row."""
         arguments = ", ".join(f"p{i + 1} {v[0]}" for i, v in enumerate(sets[0]))
         body = f"FOR r IN {sql} LOOP RETURN NEXT r::text; END LOOP;" if has_rows else \
             f"{sql}; GET DIAGNOSTICS n = ROW_COUNT; RETURN NEXT n::text;"
+        if guarded:
+            body = f"BEGIN {body} EXCEPTION WHEN integrity_constraint_violation THEN RETURN NEXT left(SQLSTATE, 2); END;"
         answers = [self.simple(
             f"CREATE OR REPLACE FUNCTION pg_temp.f({arguments}) RETURNS SETOF text LANGUAGE plpgsql AS $body$\n"
             f"DECLARE r record; n bigint; BEGIN {body} END $body$")]

@@ -13,7 +13,7 @@ FAMILY = {"int2": "int", "int4": "int", "int8": "int", "numeric": "int", "text":
 OIDS = {"bool": 16, "bytea": 17, "int8": 20, "int2": 21, "int4": 23, "text": 25, "char(8)": 1042, "varchar(20)": 1043,
         "date": 1082, "timestamp": 1114, "timestamptz": 1184, "numeric": 1700, "uuid": 2950, "int2[]": 1005,
         "int4[]": 1007, "int8[]": 1016, "text[]": 1009, "char(8)[]": 1014, "varchar(20)[]": 1015, "bytea[]": 1001,
-        "date[]": 1182, "timestamp[]": 1115, "timestamptz[]": 1185, "numeric[]": 1231, "uuid[]": 2951}
+        "date[]": 1182, "timestamp[]": 1115, "timestamptz[]": 1185, "numeric[]": 1231, "uuid[]": 2951, "bool[]": 1000}
 
 _SMALL = [str(n) for n in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, -1, -7, 100, 1000)]
 _WORDS = ["a", "b", "c", "d", "A", "007", "7", "123", "x'y", "back\\", "ab cd", "NULL", "", "ä", "{e}", "$1", "%s"]
@@ -40,6 +40,8 @@ POOLS = {
     "bool": ["t", "f"],
 }
 
+HOT = 4
+
 
 def quoted(text):
     return "'" + text.replace("'", "''") + "'"
@@ -51,7 +53,9 @@ def literal(type, text):
 
 
 def random_text(rng, type):
-    return rng.choice(POOLS[type])
+    """A value of a type; every other time one of the first few, so that conditions and joins find rows."""
+    pool = POOLS[type]
+    return rng.choice(pool[:HOT] if rng.random() < 0.5 else pool)
 
 
 def typed(rng, type, text=None):
@@ -92,7 +96,7 @@ def rebound(rng, value):
     if rng.random() < 0.06:
         return None
     texts = [t for t in POOLS.get(value.domain, ()) if fits(value.type, t)]
-    return rng.choice(texts) if texts else value.text
+    return rng.choice(texts[:HOT] if rng.random() < 0.5 else texts) if texts else value.text
 
 
 OTHERS = {"int2": ["int4", "int8", "numeric"], "int4": ["int2", "int8", "numeric"], "int8": ["int2", "int4", "numeric"],

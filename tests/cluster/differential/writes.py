@@ -39,7 +39,7 @@ class Writes:
     def write(self):
         kind = self.rng.choices(
             [self.insert, self.insert_select, self.update, self.delete, self.copy_in, self.merge, self.truncate,
-             self.modifying_cte], [30, 12, 28, 16, 6, 3, 1, 8])[0]
+             self.modifying_cte, self.create_as], [30, 12, 28, 16, 6, 3, 1, 8, 3])[0]
         return kind()
 
     def returning(self, alias, table, more=()):
@@ -142,6 +142,9 @@ class Writes:
             pool = choices[name]
             value = self.rng.choices(pool, [weights.get(p, 1) if isinstance(p, str) else 1 for p in pool])[0]
             pieces.append([f"{name} = ", value])
+        if self.budget > 0 and self.rng.random() < 0.1 and table.stored != "gen":
+            inner = f"SELECT max(x.a), min(x.b) FROM {self.choose_table().name} x WHERE x.id = {alias}.id"
+            return f"(a, b) = ({inner})"
         if self.rng.random() < 0.03:
             pieces.append(["k = ", typed(self.rng, table.type)])
         return Part(joined(", ", pieces), *pieces) if len(pieces) > 1 else joined(", ", pieces)
@@ -191,7 +194,8 @@ class Writes:
             row = random_row(self.rng, table, self._id())
             escaped = ["\\N" if v is None else v.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n") for v in row]
             lines.append("\t".join(escaped) + "\n")
-        sql = f"COPY {table.name} ({', '.join(stored_columns(table))}) FROM STDIN"
+        where = self.rng.choice(["", "", f" WHERE id % 2 = 0", " WHERE k IS NOT DISTINCT FROM r"])
+        sql = f"COPY {table.name} ({', '.join(stored_columns(table))}) FROM STDIN{where}"
         return Step(sql, "copy in", (), (table.stored,), data="".join(lines))
 
     def merge(self):
@@ -206,6 +210,10 @@ class Writes:
     def truncate(self):
         table = self.rng.choice(TABLES)
         return Step(f"TRUNCATE {table.name}", "control", (), (table.stored,), has_rows=False)
+
+    def create_as(self):
+        """A temporary table filled by a query; the state comparison reads it."""
+        return Step(["CREATE TEMP TABLE made AS ", self.query(1).tree], "create", (), ("made",), has_rows=False)
 
     def modifying_cte(self):
         step = self.rng.choice([self.insert, self.update, self.delete])()
