@@ -78,7 +78,7 @@ BEGIN
         'partitions by the map of keyspace ' || keyspace);
     INSERT INTO shardmap.key_class (keyspace, key_type, hash_function, family)
     VALUES ($1, format('pg_catalog.%I', type)::regtype,
-        format('%s(pg_catalog.%I, pg_catalog.int8)', function, type)::regprocedure, $1 || '_' || $4 || '_ops');
+        format('%s(pg_catalog.%I, pg_catalog.int8)', function, type)::regprocedure::text, $1 || '_' || $4 || '_ops');
 END
 $$;
 COMMENT ON FUNCTION shardmap._create_key_class(text, text, text, text) IS 'makes one operator class of a keyspace, in an existing family; the arguments are names of pg_catalog';

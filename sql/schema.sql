@@ -119,7 +119,7 @@ COMMENT ON COLUMN shardmap.logical_table.fanout_policy IS 'least strict policy f
 CREATE TABLE shardmap.key_class (
     keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace,
     key_type regtype NOT NULL,
-    hash_function regprocedure NOT NULL,
+    hash_function text COLLATE pg_catalog."C" NOT NULL,
     family text COLLATE pg_catalog."C" NOT NULL,
     CONSTRAINT key_class_pkey PRIMARY KEY (keyspace, key_type),
     CONSTRAINT key_class_hash_function_unique UNIQUE (hash_function)
@@ -127,7 +127,7 @@ CREATE TABLE shardmap.key_class (
 COMMENT ON TABLE shardmap.key_class IS 'operator classes that make Postgres'' hash partitioning follow the map, one a keyspace and key type';
 COMMENT ON COLUMN shardmap.key_class.keyspace IS 'keyspace whose map the class follows';
 COMMENT ON COLUMN shardmap.key_class.key_type IS 'type of the keys';
-COMMENT ON COLUMN shardmap.key_class.hash_function IS 'the class''s hash function: looks up the key''s owner';
+COMMENT ON COLUMN shardmap.key_class.hash_function IS 'the class''s hash function, as regprocedure spells it: looks up the key''s owner';
 COMMENT ON COLUMN shardmap.key_class.family IS 'operator family, in schema shardmap';
 
 GRANT SELECT ON shardmap.keyspace, shardmap.shard, shardmap.pin, shardmap.key_range, shardmap.logical_table,

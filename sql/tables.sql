@@ -31,8 +31,8 @@ COMMENT ON FUNCTION shardmap._partition_name(regclass, integer) IS 'free name fo
 REVOKE ALL ON FUNCTION shardmap._partition_name(regclass, integer) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._partition_name(regclass, integer) TO shardmap_admin;
 
--- Attached where that is safe, as creating it in place locks out readers too. With CHECK constraints it is not: ATTACH
--- evaluates calls in them that have constant arguments, and this function has its owner's rights.
+-- Attached where that is safe, as creating it in place locks out readers too. With CHECK constraints or generated columns
+-- it is not: Postgres then evaluates calls in them that have constant arguments, and this function has its owner's rights.
 CREATE FUNCTION shardmap._create_partition(relation regclass, shard text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
 DECLARE
@@ -53,19 +53,18 @@ BEGIN
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     partition := format('%I.%I', schema, shardmap._partition_name(relation, number));
     bound := format('FOR VALUES WITH (MODULUS 1024, REMAINDER %s)', number);
-    IF EXISTS (SELECT FROM pg_constraint o WHERE o.conrelid = relation AND o.contype = 'c') THEN
+    IF EXISTS (SELECT FROM pg_constraint o WHERE o.conrelid = relation AND o.contype = 'c')
+        OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attgenerated <> '')
+    THEN
         EXECUTE format('CREATE FOREIGN TABLE %s PARTITION OF %I.%I %s SERVER %I OPTIONS (schema_name %L, table_name %L)',
             partition, schema, name, bound, shard, schema, name);
     ELSE
-        SELECT string_agg(format('%I %s%s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
+        SELECT string_agg(format('%I %s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
             (SELECT format(' COLLATE %I.%I', n.nspname, l.collname)
                FROM pg_collation l JOIN pg_namespace n ON n.oid = l.collnamespace
               WHERE l.oid = a.attcollation AND a.attcollation <> t.typcollation),
-            CASE a.attgenerated WHEN '' THEN '' ELSE format(' GENERATED ALWAYS AS (%s) %s', pg_get_expr(d.adbin, d.adrelid),
-                CASE a.attgenerated WHEN 's' THEN 'STORED' ELSE 'VIRTUAL' END) END,
             CASE WHEN a.attnotnull THEN ' NOT NULL' END), ', ' ORDER BY a.attnum) INTO columns
           FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-          LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped;
         EXECUTE format('CREATE FOREIGN TABLE %s (%s) SERVER %I OPTIONS (schema_name %L, table_name %L)',
             partition, columns, shard, schema, name);
@@ -79,11 +78,23 @@ COMMENT ON FUNCTION shardmap._create_partition(regclass, text) IS 'makes a logic
 REVOKE ALL ON FUNCTION shardmap._create_partition(regclass, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._create_partition(regclass, text) TO shardmap_admin;
 
+-- For functions with their owner's rights, in which current_user is not the caller.
+CREATE FUNCTION shardmap._check_owner(relation regclass) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = relation), 'USAGE') THEN
+        RAISE EXCEPTION 'must be owner of table %', relation USING ERRCODE = 'insufficient_privilege';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_owner(regclass) IS 'raises an error if the session''s user does not have the rights of the table''s owner';
+
 CREATE FUNCTION shardmap._register_table(relation regclass, key_column name, keyspace text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     shard text;
 BEGIN
+    PERFORM shardmap._check_owner(relation);
     INSERT INTO shardmap.logical_table (relation, key_column, key_type, keyspace)
     SELECT $1, $2, a.atttypid, $3 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
      WHERE a.attrelid = $1 AND a.attname = $2 AND a.attnum > 0 AND c.relkind = 'p';

@@ -62,7 +62,7 @@ COMMENT ON TRIGGER note_constraints ON shardmap.logical_table IS 'remembers the 
 -- Whether administration is at work: it takes tables through such states itself, and checks them at its end.
 CREATE FUNCTION shardmap._is_administration(stack text) RETURNS boolean
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT stack ~ 'function shardmap\.(?!_guard_)'
+    SELECT stack ~ '(?n)^PL/pgSQL function shardmap\.(?!_guard_)'
 $$;
 COMMENT ON FUNCTION shardmap._is_administration(text) IS 'whether a call stack has a function of the extension in it, guards aside';
 
@@ -85,8 +85,9 @@ END
 $$;
 COMMENT ON FUNCTION shardmap._refuse_broken(oid[], text) IS 'raises an error if one of the tables is a logical table that is not what the catalog says it is';
 
+-- The stack is read in English whatever the session's language, for which the owner's rights are needed.
 CREATE FUNCTION shardmap._guard_ddl() RETURNS event_trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lc_messages = 'C' AS $$
 DECLARE
     stack text;
     touched oid[];
@@ -127,7 +128,7 @@ $$;
 COMMENT ON FUNCTION shardmap._guard_ddl() IS 'refuses what would make a logical table differ from what the shards hold';
 
 CREATE FUNCTION shardmap._guard_drop() RETURNS event_trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lc_messages = 'C' AS $$
 DECLARE
     stack text;
 BEGIN

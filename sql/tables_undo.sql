@@ -10,6 +10,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     space text;
 BEGIN
+    PERFORM shardmap._check_owner(relation);
     DELETE FROM shardmap.logical_table t WHERE t.relation = $1 RETURNING t.keyspace INTO space;
     IF FOUND THEN
         PERFORM shardmap.publish_map(space);

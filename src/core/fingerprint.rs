@@ -70,6 +70,18 @@ pub fn comments_contain(sql: &str, backslash: Backslash, wanted: &str) -> bool {
     gaps.into_iter().flatten().any(|gap| gap.contains(wanted))
 }
 
+/// Like [`statement`], with the comments before the statement (Postgres 18 leaves them out of its position).
+#[must_use]
+pub fn statement_with_comments(source: &str, backslash: Backslash, location: i32, length: i32) -> &str {
+    let own = statement(source, location, length);
+    let base = source.as_ptr() as usize;
+    let (start, end) = (own.as_ptr() as usize - base, own.as_ptr() as usize - base + own.len());
+    let before = source.get(..start).unwrap_or_default();
+    let ends = lexer::tokens(before, backslash).into_iter().filter(|token| token.text == ";");
+    let lead = ends.last().map_or(0, |token| token.text.as_ptr() as usize - base + token.text.len());
+    source.get(lead..end).unwrap_or(own)
+}
+
 /// Returns one statement of a text of several, from the byte position and length that Postgres' parser notes: a
 /// position below 0 is unknown and means the start, a length of 0 means to the end. What does not fit gives the text.
 #[must_use]

@@ -14,7 +14,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
 use pgrx::PgLogLevel;
-use shardmap_core::fingerprint::{comments_contain, statement};
+use shardmap_core::fingerprint::{comments_contain, statement_with_comments};
 use shardmap_core::route::Step;
 
 use crate::pg::error::Refusal;
@@ -144,7 +144,7 @@ unsafe fn source_text(estate: *mut pg_sys::EState) -> String {
     }
     // A database of another encoding than UTF-8 may hold bytes that are no text here; the shape stays.
     let text = CStr::from_ptr(text).to_string_lossy();
-    statement(&text, (*planned).stmt_location, (*planned).stmt_len).to_owned()
+    statement_with_comments(&text, stats::backslash(), (*planned).stmt_location, (*planned).stmt_len).to_owned()
 }
 
 /// The comment by which a statement says that its fan-out is meant.

@@ -2,7 +2,9 @@
 
 #![allow(clippy::indexing_slicing)] // tables of test data
 
-use shardmap_core::fingerprint::{bounded, fingerprint, normalize, statement, Backslash};
+use shardmap_core::fingerprint::{
+    bounded, comments_contain, fingerprint, normalize, statement, statement_with_comments, Backslash,
+};
 
 fn shape(sql: &str) -> String {
     normalize(sql, Backslash::Ordinary)
@@ -307,4 +309,17 @@ fn time_is_linear() {
         let _ = shape(&sql);
         assert!(start.elapsed().as_secs() < 5, "{piece}");
     }
+}
+
+#[test]
+fn a_statement_has_the_comments_before_it() {
+    let source = "SELECT 1 /* a */; /* b */ SELECT ';' /* c */; SELECT 3";
+    let at = source.find("SELECT ';'").unwrap();
+    let text = statement_with_comments(source, Backslash::Ordinary, at as i32, 18);
+    assert_eq!(text, " /* b */ SELECT ';' /* c */");
+    assert!(comments_contain(text, Backslash::Ordinary, "/* b */"));
+    assert!(comments_contain(text, Backslash::Ordinary, "/* c */"));
+    assert!(!comments_contain(text, Backslash::Ordinary, "/* a */"));
+    assert!(!comments_contain(r#"SELECT '/* d */', "/* d */""#, Backslash::Ordinary, "/* d */"));
+    assert_eq!(statement_with_comments("/* x */ SELECT 1", Backslash::Ordinary, 8, 0), "/* x */ SELECT 1");
 }

@@ -80,7 +80,7 @@ pub fn load(tables: &Tables) -> Catalog {
     let mut catalog = Catalog { keyspaces: keyspaces(tables), ..Catalog::default() };
     scan::rows(tables.key_class, |row| {
         let (Some(function), Some(key_type), Some(keyspace)) =
-            (row.oid("hash_function"), row.oid("key_type"), row.text("keyspace"))
+            (row.text("hash_function").and_then(procedure), row.oid("key_type"), row.text("keyspace"))
         else {
             return;
         };
@@ -107,6 +107,12 @@ pub fn load(tables: &Tables) -> Catalog {
         catalog.tables.insert(table.relid, table);
     }
     catalog
+}
+
+/// The function of a signature, as `regprocedure` spells it. (A column of that type would keep pg_upgrade away.)
+fn procedure(signature: String) -> Option<pg_sys::Oid> {
+    // SAFETY: a built-in function that takes a text, and gives NULL if there is no such function.
+    unsafe { pgrx::direct_function_call(pg_sys::to_regprocedure, &[signature.into_datum()]) }
 }
 
 /// Builds one keyspace's map from the tables alone, as [`load`] does for all.

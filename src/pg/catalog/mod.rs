@@ -121,6 +121,11 @@ fn reload() -> Option<Rc<Catalog>> {
     guard.done = true;
     WATCHED.with_borrow_mut(|watched| watched.extend(catalog.tables.keys().copied()));
     CACHED.set(Some(Rc::clone(&catalog)));
+    // SAFETY: states of this process. In a parallel query only the statement's own snapshot could be read, which may be
+    // older than a change whose message has been taken in: good for this statement, not to be kept. (A worker ends with it.)
+    if unsafe { pg_sys::IsInParallelMode() && pg_sys::ParallelWorkerNumber < 0 } {
+        STALE.set(true);
+    }
     Some(catalog)
 }
 

@@ -90,8 +90,9 @@ unsafe fn begin(node: *mut pg_sys::ForeignScanState) -> bool {
     let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
     // postgres_fdw computes its parameters after it has made sure that the connection is idle; a subquery among them may
     // use the same connection, and leave a request pending on it.
-    if !(*plan).scan.plan.extParam.is_null() {
-        raw::ExecSetParamPlanMulti((*plan).scan.plan.extParam, (*node).ss.ps.ps_ExprContext);
+    // (What hangs on the scan itself is in allParam only.)
+    if !(*plan).scan.plan.allParam.is_null() {
+        raw::ExecSetParamPlanMulti((*plan).scan.plan.allParam, (*node).ss.ps.ps_ExprContext);
     }
     if !(*node).fdw_state.is_null() {
         return true;

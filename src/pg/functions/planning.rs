@@ -144,6 +144,7 @@ fn simulate(
     // A backend that counts cannot be cancelled: a second or two is enough.
     let (keys, vnodes) = (count("keys", keys, 1, 5_000_000), count("vnodes", vnodes, 1, 65_536));
     let shards = u16::try_from(count("shards", shards, 1, 1023)).unwrap_or(u16::MAX);
+    count("shards times vnodes", i32::from(shards).saturating_mul(vnodes as i32), 1, 1_000_000);
     let found = checked(balance::simulate(keys, shards, vnodes));
     let spread = found.spread;
     TableIterator::once((

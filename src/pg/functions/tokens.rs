@@ -10,14 +10,17 @@ use shardmap_core::ids::ShardName;
 use super::export::keyspaces;
 use crate::pg::error::Refusal;
 
+/// As many as a shard can have; choosing them cannot be cancelled.
+const MAX_TOKENS: u32 = 65_536;
+
 fn positive(count: i32) -> u32 {
     match u32::try_from(count) {
-        Ok(count) if count > 0 => count,
+        Ok(count) if (1..=MAX_TOKENS).contains(&count) => count,
         _ => Refusal::new(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
             format!("cannot choose {count} ring positions"),
         )
-        .hint("A shard of a ring has at least one.")
+        .hint("A shard of a ring has 1 to 65536.")
         .raise(),
     }
 }
