@@ -109,16 +109,25 @@ BEGIN
     FOREACH shard IN ARRAY shards LOOP
         PERFORM shardmap._remote_ddl(shard, format('LOCK TABLE ONLY %I.%I IN ACCESS EXCLUSIVE MODE', schema, name));
     END LOOP;
-    SELECT array_agg(d.row[2] ORDER BY d.position) INTO statements
-      FROM shardmap.remote_rows(shards[1], shardmap._table_ddl_sql(schema, name, '')) WITH ORDINALITY d (row, position)
-     WHERE d.row[1] IN ('detail', 'constraint', 'index');
+    -- What was added on the shards alone comes back too.
+    SELECT array_agg(x.statement) INTO statements FROM (
+        SELECT d.row[2] FROM shardmap.remote_rows(shards[1], shardmap._table_ddl_sql(schema, name, '')) WITH ORDINALITY d (row, position)
+         WHERE d.row[1] IN ('detail', 'constraint', 'check', 'index')
+        UNION ALL
+        SELECT format('ALTER TABLE %I.%I ALTER COLUMN %I SET NOT NULL', schema, name, c.row[1])
+          FROM shardmap.remote_rows(shards[1], format('SELECT attname::pg_catalog.text FROM pg_catalog.pg_attribute WHERE '
+            'attrelid = pg_catalog.to_regclass(%L) AND attnotnull AND attnum > 0 AND NOT attisdropped',
+            format('%I.%I', schema, name))) c (row)) x (statement);
     plain := shardmap._replace_table(relation, shardmap._local_table_ddl(relation, logical.key_column, ''));
     -- The old table has another name by now: its shards' tables have not.
     FOREACH shard IN ARRAY shards LOOP
         PERFORM shardmap._fetch_rows(plain, format('%I.%I', schema, name), shard);
     END LOOP;
     FOREACH statement IN ARRAY coalesce(statements, '{}') LOOP
-        EXECUTE statement;
+        BEGIN
+            EXECUTE statement;
+        EXCEPTION WHEN duplicate_object THEN NULL; -- a CHECK that the table has here too
+        END;
     END LOOP;
     PERFORM shardmap._forget_table(relation);
     EXECUTE format('DROP TABLE %s', shardmap._shard_table(relation));
