@@ -17,13 +17,13 @@ mod tests {
         ("uuid", "SELECT md5(i::text)::uuid FROM generate_series(1, 2000) i UNION VALUES \
                   ('{A0EEBC99-9C0B4EF8-BB6D6BB9-BD380A11}'::uuid)"),
         ("numeric", "SELECT (i * 1.10)::numeric(30, 8) / 7 FROM generate_series(-900, 900) i UNION VALUES \
-                     (0.00), (-0.0), (1e20), (1.000), (1e-19), ('NaN'), ('Infinity'), ('-Infinity'), (100)"),
+                     (0.00::numeric), (-0.0), (1e20), (1.000), (1e-19), ('NaN'), ('Infinity'), ('-Infinity'), (100)"),
         ("date", "SELECT date '2000-01-01' + i * 997 FROM generate_series(-700, 700) i UNION VALUES \
-                  ('infinity'), ('-infinity'), ('4713-01-01 BC'), ('5874897-12-31')"),
+                  ('infinity'::date), ('-infinity'), ('4713-01-01 BC'), ('5874897-12-31')"),
         ("timestamp", "SELECT timestamp '2000-01-01' + i * interval '7 days 1.000001 seconds' FROM generate_series(-900, 900) i \
-                       UNION VALUES ('infinity'), ('-infinity'), ('4713-01-01 BC'), ('294276-12-31 23:59:59.999999')"),
+                       UNION VALUES ('infinity'::timestamp), ('-infinity'), ('4713-01-01 BC'), ('294276-12-31 23:59:59.999999')"),
         ("timestamptz", "SELECT timestamptz '2000-01-01 UTC' + i * interval '7 days 0.1 seconds' FROM generate_series(-900, 900) i \
-                         UNION VALUES ('infinity'), ('-infinity'), ('294276-12-31 23:59:59.999999 UTC')"),
+                         UNION VALUES ('infinity'::timestamptz), ('-infinity'), ('294276-12-31 23:59:59.999999 UTC')"),
         ("bytea", "SELECT decode(md5(i::text), 'hex') FROM generate_series(1, 500) i UNION VALUES (''::bytea), ('\\x00'::bytea)"),
         ("bytea", "SELECT decode(repeat(md5(i::text), 9000), 'hex') FROM generate_series(1, 2) i"),
     ];

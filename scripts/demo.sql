@@ -23,6 +23,7 @@ SELECT shardmap.distribute_table('objects', 'file_key');
 SELECT shardmap.distribute_table('comments', 'file_key');
 SELECT * FROM shardmap.run_on_shards('SELECT count(*) AS objects FROM public.objects');
 ANALYZE objects, comments;
+SELECT shard, success FROM shardmap.run_on_shards('ANALYZE public.objects, public.comments') WHERE NOT success;
 
 \echo
 \echo '== A query that names its key runs on the one shard that owns it ...'

@@ -126,6 +126,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION shardmap._guard_ddl() IS 'refuses what would make a logical table differ from what the shards hold';
+REVOKE ALL ON FUNCTION shardmap._guard_ddl() FROM PUBLIC;
 
 CREATE FUNCTION shardmap._guard_drop() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lc_messages = 'C' AS $$
@@ -142,6 +143,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION shardmap._guard_drop() IS 'refuses the drop of a shard''s server or partition of a logical table';
+REVOKE ALL ON FUNCTION shardmap._guard_drop() FROM PUBLIC;
 
 CREATE EVENT TRIGGER shardmap_guard_ddl ON ddl_command_end
     WHEN TAG IN ('ALTER TABLE', 'ALTER FOREIGN TABLE', 'CREATE TABLE', 'CREATE FOREIGN TABLE', 'CREATE INDEX', 'ALTER SERVER',

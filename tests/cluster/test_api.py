@@ -17,8 +17,6 @@ SETUP = "CREATE TABLE t (k int PRIMARY KEY); SELECT shardmap.distribute_table('t
 # SECURITY DEFINER functions that everybody may run, and why that gives nobody more than he has.
 OPEN_DEFINERS = {
     "shardmap._forget_dropped_tables()": "runs in the event trigger of whoever drops a table; forgets only tables that are gone",
-    "shardmap._guard_ddl()": "is an event trigger, which nobody can call; only refuses",
-    "shardmap._guard_drop()": "is an event trigger, which nobody can call; only refuses",
 }
 # Functions in SQL or PL/pgSQL without a search_path of their own, and why that is safe.
 OPEN_PATHS = {

@@ -17,7 +17,7 @@ $$;
 -- Of what all may execute, one function runs as its owner: it takes no argument.
 SELECT p.oid::regprocedure FROM pg_proc p
  WHERE p.pronamespace = 'shardmap'::regnamespace AND has_function_privilege('regress_user', p.oid, 'EXECUTE') AND p.prosecdef;
--- What runs as its owner takes names and values, and is for administrators.
+-- What runs as its owner takes names and values, and is for administrators, or is an event trigger.
 SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = 'shardmap'::regnamespace AND p.prosecdef ORDER BY 1::text COLLATE "C";
 SELECT c.relname, has_table_privilege('regress_user', c.oid, 'SELECT') AS reads,
     has_table_privilege('regress_admin', c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') AS writes
