@@ -68,7 +68,7 @@ class Conditions:
 
     def _in_list(self, rels, outer):
         key = self.key(rels)
-        values = [self.constant(key) for _ in range(self.rng.choice([1, 2, 2, 3, 5]))]
+        values = [self.constant(key) for _ in range(self.rng.choice([1, 2, 2, 2, 3, 3, 5, 40]))]
         if self.rng.random() < 0.15:
             values.insert(self.rng.randrange(len(values) + 1), "NULL")
         return [key.sql, self.rng.choice([" IN (", " IN (", " IN (", " NOT IN ("]), joined(", ", values), ")"]

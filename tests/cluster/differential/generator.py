@@ -15,6 +15,7 @@ from .writes import Step, Writes
 PLANNER = ["enable_hashjoin", "enable_mergejoin", "enable_nestloop", "enable_hashagg", "enable_sort", "enable_material",
            "enable_memoize", "enable_async_append", "enable_partition_pruning", "enable_partitionwise_join",
            "enable_incremental_sort"]
+PARALLEL = {"debug_parallel_query": "on", "min_parallel_table_scan_size": "0", "parallel_setup_cost": "0"}
 
 
 @dataclasses.dataclass
@@ -29,11 +30,11 @@ class Generator(Conditions, Relations, Queries, Writes):
     """Makes units. The same `rng` state gives the same units."""
 
     def __init__(self, rng):
-        self.rng = rng
+        self.rng, self.as_user = rng, False
 
     def start(self):
         """Forgets the statement before."""
-        near = self.rng.choice(TABLES)
+        near = self.rng.choice([t for t in TABLES if t.secured or not self.as_user or self.rng.random() < 0.5])
         self.family, self.keyspace = near.family, near.keyspace
         self.aliases, self.ctes = 0, []
         self.budget = self.rng.choice([1, 2, 3, 4, 5])
@@ -44,7 +45,9 @@ class Generator(Conditions, Relations, Queries, Writes):
         for name in PLANNER:
             if self.rng.random() < 0.04:
                 dist[name] = "off"
-        roll = self.rng.random()
+        if self.rng.random() < 0.06:
+            dist.update(PARALLEL)
+        roll, self.as_user = self.rng.random(), self.rng.random() < 0.12
         if roll < 0.62:
             steps = [self.read()]
         elif roll < 0.82:
@@ -59,7 +62,7 @@ class Generator(Conditions, Relations, Queries, Writes):
         settings["standard_conforming_strings"] = self.rng.choice(["on"] * 12 + ["off"])  # last: it changes the others' texts
         if settings["datestyle"] != "ISO, MDY":
             settings["app.time"] = "infinity"
-        return Unit(settings, dist, steps, self.rng.random() < 0.08)
+        return Unit(settings, dist, steps, self.as_user)
 
     def sent(self, step):
         """Chooses how the step is sent."""
@@ -85,7 +88,7 @@ class Generator(Conditions, Relations, Queries, Writes):
         if roll > 0.96:
             options = self.rng.choice(["VERBOSE", "VERBOSE, COSTS OFF", "ANALYZE, VERBOSE", "GENERIC_PLAN", "FORMAT JSON"])
             return Step([f"EXPLAIN ({options}) ", query.tree], "explain")
-        return self.sent(Step(query.tree, "query", query.order))
+        return self.sent(Step(query.tree, "query", query.order, total=len(set(query.order)) == len(query.columns)))
 
     def _locking(self):
         table = self.choose_table([t for t in TABLES])
@@ -97,7 +100,14 @@ class Generator(Conditions, Relations, Queries, Writes):
 
     def _write(self):
         self.start()
-        return self.write()
+        step = self.write()
+        if step.kind == "write" and self.rng.random() < 0.04:
+            return Step(["EXPLAIN (ANALYZE) ", step.tree], "explain write", (), step.tables)
+        if step.kind == "write" and self.rng.random() < 0.06:
+            second = self.write()
+            if second.kind == "write":
+                return Step([step.tree, "; ", second.tree], "batch", (), (*step.tables, *second.tables))
+        return step
 
     def transaction(self):
         """BEGIN, reads and writes with savepoints, and COMMIT or ROLLBACK."""
@@ -113,6 +123,8 @@ class Generator(Conditions, Relations, Queries, Writes):
                 release = self.rng.random() < 0.4
                 steps.append(Step(f"{'RELEASE' if release else 'ROLLBACK TO'} SAVEPOINT s{point}", "control"))
                 open_points = point - 1 if release else point
+            elif roll < 0.33:
+                steps.append(Step(f"SET shardmap.enable_routing = {self.rng.choice(['on', 'off'])}", "control"))
             elif roll < 0.65:
                 steps.append(self.sent(self._write()))
             else:

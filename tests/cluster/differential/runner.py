@@ -10,11 +10,11 @@ import time
 
 from . import known
 from .generator import Generator
-from .report import Failure
+from .report import Failure, bound, described, only
 from .schema import TABLES, USER, random_rows, stored_columns
 from .session import Answer, Lost, Session, difference
 from .tree import minimise, render
-from .values import literal, rebound
+from .values import literal
 
 UNITS = 60
 ROWS = 40
@@ -79,6 +79,7 @@ class Runner:
             rng = random.Random(name)
             self.rows = {table.name: random_rows(rng, table, ROWS) for table in TABLES}
             self.filled, self.dirty = name, {table.name for table in TABLES}
+            self.analyze = rng.random() < 0.5
 
     def reset(self):
         """Gives the tables that may have changed the round's rows, on both sides."""
@@ -95,6 +96,8 @@ class Runner:
                 if answer.error:
                     raise AssertionError(f"{side.schema}.{table.name}: {answer}")
             side.command(f"SET timezone = '{self.zone}'")
+        if self.analyze and len(self.dirty) > 5:
+            self.both("; ".join(f"ANALYZE {table.name}" for table in TABLES))
         self.dirty = set()
         self.dist.command("SET shardmap.fanout_policy = 'allow'")
 
@@ -153,7 +156,11 @@ class Runner:
             self.counts["with rows"] += any(a.rows for a in expected)
         why = self.differ(step, answers, expected)
         if why is None and step.kind != "query" and not self.dist.failed:
+            if unit.as_user and self.dist.idle:
+                self.both("RESET ROLE")  # what row security hides is compared too
             why, answers, expected = self.state(changed, answers, expected)
+            if unit.as_user and self.dist.idle:
+                self.both(f"SET ROLE {USER}")
             if any(known.refusal("", answer, unit.as_user) for answer in answers):
                 return False
         if why is None:
@@ -171,6 +178,8 @@ class Runner:
         return True
 
     def differ(self, step, answers, expected):
+        if step.kind == "explain write":
+            answers, expected = ([Answer(a.error, a.message) for a in side] for side in (answers, expected))
         for each, other in zip(answers, expected):
             if "57014" in (each.error, other.error):
                 self.counts["timeouts"] += 1
@@ -191,7 +200,7 @@ class Runner:
 
     def send(self, side, step):
         """Runs a step on one side: its answers."""
-        if step.kind in ("control", "explain", "create"):
+        if step.kind not in ("query", "write", "copy in", "copy out"):
             return [side.simple(render(step.tree))]
         if step.kind == "copy in":
             return [side.copy_in(render(step.tree), step.data)]
@@ -200,7 +209,7 @@ class Runner:
         if step.form == "simple":
             return [side.simple(render(step.tree))]
         if step.form == "cursor":
-            return side.cursor(render(step.tree))
+            return side.cursor(render(step.tree), step.total)
         sql, sets = bound(step)
         literals = [[literal(type, text) for type, text, _ in each] for each in sets]
         if step.form == "prepare":
@@ -251,36 +260,6 @@ class Runner:
             _, _, why, answers, expected = seen[0]
             self.details = described(step, answers, expected)
         return not clean and bool(seen)
-
-
-def bound(step):
-    """The text of a step with parameters, and the sets of values that are bound to them: (type, text, declared)."""
-    values, rng = [], random.Random(step.seed)
-    sql = render(step.tree, values, "p" if step.form in ("function", "guarded") else "$")
-    sets = [[(v.type, v.text, v.declared) for v in values]]
-    for _ in range(rng.choice([0, 1, 2, 6]) if step.kind == "query" else rng.choice([0, 1])):
-        sets.append([(v.type, rebound(rng, v), v.declared) for v in values])
-    return sql, sets
-
-
-def described(step, answers, expected):
-    """The pair of answers that differs, and what was bound for it."""
-    pairs = list(zip(answers, expected))
-    at = next((i for i, (a, b) in enumerate(pairs) if difference(a, b, step.order)), len(pairs) - 1)
-    text = f"distributed: {pairs[at][0]}\nplain: {pairs[at][1]}"
-    if step.kind in ("query", "write") and step.form not in ("simple", "cursor"):
-        sql, sets = bound(step)
-        run = at - (step.form in ("prepare", "function", "guarded"))
-        values = [literal(type, value) + ("" if declared else " (type not declared)") for type, value, declared in sets[min(run, len(sets) - 1)]]
-        text = f"{sql}\nrun {run + 1} of {len(sets)} with {values}\n{text}"
-    return text
-
-
-def only(left, right):
-    """The rows that the left answer has and the right one has not."""
-    rest = list(right.rows)
-    missing = [row for row in left.rows if row not in rest or rest.remove(row)]
-    return Answer(left.error, left.message, "only here", left.columns, missing)
 
 
 def _copied(value):

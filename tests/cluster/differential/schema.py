@@ -43,6 +43,7 @@ TABLES = [
     Table("m_acct", "int8", "by_modulo"), Table("m_doc", "text", "by_modulo"),
     Table("r_acct", "int4", "by_number"), Table("r_item", "int8", "by_number"), Table("r_doc", "text", "by_text"),
     Table('"we ird""; x"', "text", "main"), Table("coded", "text", "main"),
+    Table("vault", "int4", "main", secured=True), Table("collated", "text", "main"),
     Table("loc", "int4"), Table("loc_doc", "text"), Table("loc_person", "uuid"), Table("loc_day", "date"),
 ]
 VIEWS = [
@@ -67,6 +68,16 @@ CREATE VIEW v_nested AS SELECT k, id, a, b, n, d, r FROM v_join WHERE id > 1 UNI
 CREATE VIEW v_keyed AS SELECT * FROM note WHERE k = current_setting('app.text', true);
 CREATE VIEW v_invoker WITH (security_invoker) AS SELECT k, id, a, b, n, d, r FROM login WHERE a IS NOT NULL;
 CREATE VIEW v_last AS SELECT DISTINCT ON (k) k, id, a, b, n, d, r FROM note ORDER BY k, id DESC;
+"""
+_POLICIES = """
+ALTER TABLE sec ENABLE ROW LEVEL SECURITY;
+CREATE POLICY tenant ON sec USING (k = current_setting('app.text', true));
+ALTER TABLE vault ENABLE ROW LEVEL SECURITY;
+CREATE POLICY reads ON vault FOR SELECT USING (a IS DISTINCT FROM 3);
+CREATE POLICY adds ON vault FOR INSERT WITH CHECK (id < 90000);
+CREATE POLICY changes ON vault FOR UPDATE USING (a > 1) WITH CHECK (coalesce(a, 0) < 15);
+CREATE POLICY removes ON vault FOR DELETE USING (b IS NOT NULL);
+CREATE POLICY limits ON vault AS RESTRICTIVE USING (k IN (SELECT x.k FROM loc x) OR k > 2);
 """
 _FUNCTIONS = """
 CREATE FUNCTION inlined(key int8) RETURNS TABLE (c1 int4, c2 int4) LANGUAGE sql STABLE AS
@@ -98,6 +109,8 @@ def _create(table):
         columns["n"] = "n numeric(10,2) GENERATED ALWAYS AS (a * 2.5) STORED"
         columns["b"] = "b text DEFAULT 'dflt'"
         columns["d"] = "d date DEFAULT '2024-05-05'"
+    elif table.name == "collated":
+        columns["k"] = 'k text COLLATE "C" NOT NULL'
     elif table.name == "coded":
         columns["k"] = "k code NOT NULL"
     if table.name in ("acct", "doc"):
@@ -131,16 +144,14 @@ def create(cluster):
     psql(f"CREATE ROLE {USER} LOGIN")
     psql(f"""DO $$ DECLARE s text; BEGIN FOR s IN SELECT srvname FROM pg_foreign_server LOOP
         EXECUTE format('CREATE USER MAPPING FOR {USER} SERVER %I OPTIONS (user ''postgres'', password_required ''false'')', s); END LOOP; END $$""")
-    domain = "CREATE DOMAIN public.code AS text CHECK (length(VALUE) < 400)"
+    domain = "CREATE DOMAIN public.code AS text CHECK (VALUE <> 'no')"
     psql(domain)
     for shard in range(cluster.shards):
         cluster.shard_psql(shard, domain)
     for schema in SCHEMAS:
         tables = "".join(_create(table) for table in TABLES)
-        policy = "ALTER TABLE sec ENABLE ROW LEVEL SECURITY;\n" \
-            "CREATE POLICY tenant ON sec USING (k = current_setting('app.text', true));\n"
         views = _VIEW_SQL.split("\n", 2)
-        psql(f"CREATE SCHEMA {schema}; SET search_path = {schema}, public;\n{tables}{policy}{views[1]}")
+        psql(f"CREATE SCHEMA {schema}; SET search_path = {schema}, public;\n{tables}{_POLICIES}{views[1]}")
         if schema == "dist":
             for table in TABLES:
                 if table.keyspace:
@@ -149,7 +160,13 @@ def create(cluster):
         psql(f"SET search_path = {schema}, public;\n{views[2]}{_FUNCTIONS}")
         psql(f"GRANT USAGE ON SCHEMA {schema} TO {USER}; GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {USER};"
              f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {USER}")
+        psql(f"SET search_path = {schema}; REVOKE ALL ON price FROM {USER};"
+             f"GRANT SELECT (k, id, a, b, r), INSERT (k, id, a), UPDATE (a, b), DELETE ON price TO {USER}")
     psql(AUDIT)
+    # Small batches, so that scans and inserts take more than one.
+    for server in ("shard-1", "second-0", "by_number-1", "by_text-2"):
+        psql(f'ALTER SERVER "{server}" OPTIONS (SET fetch_size \'2\', SET batch_size \'3\')')
+    psql("ALTER SERVER \"shard-2\" OPTIONS (SET use_remote_estimate 'true')")
 
 
 AUDIT = """CREATE FUNCTION public.misplaced_rows() RETURNS TABLE (part text, rows bigint) LANGUAGE plpgsql AS $$

@@ -116,6 +116,11 @@ class Session:
         """Whether the session is in a transaction that failed."""
         return self.pg.transaction_status == pq.TransactionStatus.INERROR
 
+    @property
+    def idle(self):
+        """Whether the session is outside of any transaction."""
+        return self.pg.transaction_status == pq.TransactionStatus.IDLE
+
     def _answer(self, result):
         if self.pg.status != pq.ConnStatus.OK:
             raise Lost(result.error_message.decode(errors="replace"))
@@ -183,13 +188,13 @@ class Session:
         """Runs `sql` inside a plpgsql function whose arguments p1, p2, .. are the parameters; `guarded`: in a block
         whose errors become a row."""
         arguments = ", ".join(f"p{i + 1} {v[0]}" for i, v in enumerate(sets[0]))
-        body = f"FOR r IN {sql} LOOP RETURN NEXT r::text; END LOOP;" if has_rows else \
-            f"{sql}; GET DIAGNOSTICS n = ROW_COUNT; RETURN NEXT n::text;"
+        body = f"FOR found_row IN {sql} LOOP RETURN NEXT found_row::text; END LOOP;" if has_rows else \
+            f"{sql}; GET DIAGNOSTICS row_number = ROW_COUNT; RETURN NEXT row_number::text;"
         if guarded:
             body = f"BEGIN {body} EXCEPTION WHEN integrity_constraint_violation THEN RETURN NEXT left(SQLSTATE, 2); END;"
         answers = [self.simple(
             f"CREATE OR REPLACE FUNCTION pg_temp.f({arguments}) RETURNS SETOF text LANGUAGE plpgsql AS $body$\n"
-            f"DECLARE r record; n bigint; BEGIN {body} END $body$")]
+            f"DECLARE found_row record; row_number bigint; BEGIN {body} END $body$")]
         if answers[0].error:
             return answers
         for each in literals:
@@ -200,23 +205,22 @@ class Session:
         self.simple("DROP FUNCTION pg_temp.f")
         return answers
 
-    def cursor(self, sql, sizes=(3, 7, "ALL")):
-        """Reads through a cursor, in pieces, inside a transaction of its own unless there is one."""
-        own = self.pg.transaction_status == pq.TransactionStatus.IDLE
+    def cursor(self, sql, total):
+        """Reads through a cursor, in pieces, inside a transaction of its own unless there is one. `total`: the order of
+        the rows is defined, so that pieces can be compared, backward too."""
+        own, kind = self.idle, "SCROLL CURSOR" if total else "CURSOR"
         if own:
             self.simple("BEGIN")
-        answers = [self.simple(f"DECLARE c CURSOR FOR {sql}")]
-        rows, columns = [], []
-        if not answers[0].error:
-            for size in sizes:
-                part = self.simple(f"FETCH {size} FROM c")
-                if part.error:
-                    answers.append(part)
-                    break
-                rows, columns = rows + part.rows, part.columns
-            else:
-                answers.append(Answer(None, "", f"FETCHED {len(rows)}", columns, rows))
-                self.simple("CLOSE c")
+        answers = [self.simple(f"DECLARE c {kind} FOR {sql}")]
+        pieces = []
+        for direction in ("3", "BACKWARD 2", "4", "LAST", "ABSOLUTE 2", "ALL") if total else ("3", "7", "ALL"):
+            if not answers[-1].error:
+                pieces.append(self.simple(f"FETCH {direction} FROM c"))
+                answers += pieces[-1:] if pieces[-1].error or total else []
+        if not answers[-1].error:
+            rows = [row for piece in pieces for row in piece.rows]
+            answers.append(Answer(None, "", f"FETCHED {len(rows)}", pieces[0].columns, rows))
+            self.simple("CLOSE c")
         if own:
             self.simple("ROLLBACK")
         return answers

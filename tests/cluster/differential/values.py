@@ -28,7 +28,7 @@ POOLS = {
     "int4": [*_SMALL, "2147483647", "-2147483648", "32768"],
     "int8": [*_SMALL, "9223372036854775807", "-9223372036854775808", "2147483648"],
     "numeric": [*_SMALL, "1.0", "1.00", "7.000", "0.0", "-0.5", "1.5", "1e10", "NaN", "12345678901234567890.123"],
-    "text": [*_WORDS, "a ", " a", "a  ", "\t", "line\nbreak", "x" * 300],
+    "text": [*_WORDS, "a ", " a", "a  ", "\t", "line\nbreak", "x" * 300, "y" * 2400],
     "varchar(20)": [*_WORDS, "a ", "twenty characters ok"],
     "char(8)": [*_WORDS, " a", "eightchr"],
     "uuid": _UUIDS,
@@ -120,13 +120,13 @@ def _integers(text):
     whole = ("." not in text) and plain
     more = [f"{text}.0", f"{text}.00::numeric", f"({text} + 0)", f"{text}::numeric"] if whole else []
     if whole and abs(int(float(text))) < 1000:
-        more += [f"{text}::float8", f"{text}::int2", f"abs({text}) * sign({text})::int", f"'{text}'::smallint"]
+        more += [f"{text}::float8", f"{text}::real", f"abs({text})::oid", f"{text}::int2", f"abs({text}) * sign({text})::int", f"'{text}'::smallint"]
     return plain + more
 
 
 def _texts(text):
     tail = [f"({quoted(text[:1])} || {quoted(text[1:])})", f"{quoted(text)}::text", f"{quoted(text)} COLLATE \"C\"",
-            f"concat({quoted(text)})"]
+            f"concat({quoted(text)})", f"{quoted(text[:60])}::name"]
     return tail + [f"{quoted(text + '  ')}::char(30)", f"rtrim({quoted(text)})"]
 
 

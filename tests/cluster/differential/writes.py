@@ -10,7 +10,7 @@ from .queries import Query
 from .relations import Column, Relation
 from .schema import TABLES, VIEWS, random_row, stored_columns, types_of
 from .tree import Part, joined
-from .values import FAMILY, null, quoted, spelled, typed
+from .values import null, quoted, typed
 
 WRITABLE = [*TABLES, *VIEWS]
 
@@ -20,12 +20,13 @@ class Step:
     """One statement of a unit."""
 
     tree: object
-    kind: str = "query"  # query, write, control, copy in, copy out, explain
+    kind: str = "query"  # query, write, control, create, batch, copy in, copy out, explain, explain write
     order: tuple = ()
     tables: tuple = ()  # stored names of tables that it may change
     data: str = ""  # of COPY .. FROM
     has_rows: bool = True
     form: str = "simple"
+    total: bool = False  # the order of the rows is defined
     seed: int = 0
 
 
@@ -39,7 +40,7 @@ class Writes:
     def write(self):
         kind = self.rng.choices(
             [self.insert, self.insert_select, self.update, self.delete, self.copy_in, self.merge, self.truncate,
-             self.modifying_cte, self.create_as], [30, 12, 28, 16, 6, 3, 1, 8, 3])[0]
+             self.modifying_cte, self.create_as, self.insert_query, self.with_cte], [30, 12, 28, 16, 6, 3, 1, 8, 3, 6, 6])[0]
         return kind()
 
     def returning(self, alias, table, more=()):
@@ -164,9 +165,9 @@ class Writes:
         item, others, conditions, unique = self._joined_source(name)
         if others:
             conditions.append(self.join_condition([relation], others, only_equal=True))
+            unique = unique if unique and others[0].table.family == table.family else None
             if unique:
                 conditions.append(f"{name}.id = {unique}.id AND {name}.k = {unique}.k")
-                unique = unique if FAMILY[others[0].table.type] == table.family else None
         sets = self._assignments(table, name, unique)
         returning = self.returning(f"{name}.", table, [f"{unique}.a"] if unique else ())
         tree = [f"UPDATE {table.name} {alias} SET ", sets, [" FROM ", item] if others else "",
@@ -210,6 +211,24 @@ class Writes:
     def truncate(self):
         table = self.rng.choice(TABLES)
         return Step(f"TRUNCATE {table.name}", "control", (), (table.stored,), has_rows=False)
+
+    def insert_query(self):
+        """Rows of any query; their ids count them in a defined order."""
+        table = self.target()
+        query = self.query(1, types=[table.type, self.rng.choice([table.type, "int4"])])
+        tree = [f"INSERT INTO {table.name} (k, id) SELECT q.c1, row_number() OVER (ORDER BY q.c1, q.c2) + 300000 FROM (",
+                query.tree, ") q WHERE q.c1 IS NOT NULL"]
+        return Step(tree, "write", (), (table.stored,), has_rows=False)
+
+    def with_cte(self):
+        """UPDATE or DELETE that may read a CTE."""
+        name, query = self.alias("w"), self.query(1)
+        before, self.ctes = self.ctes, [(name, query)] * 3
+        step = self.rng.choice([self.update, self.delete])()
+        self.ctes = before
+        columns = ", ".join(f"c{i + 1}" for i in range(len(query.columns)))
+        step.tree = [f"WITH {name} ({columns}) AS (", query.tree, ") ", *step.tree]
+        return step
 
     def create_as(self):
         """A temporary table filled by a query; the state comparison reads it."""
