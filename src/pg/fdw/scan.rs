@@ -33,6 +33,29 @@ pub unsafe extern "C-unwind" fn get_foreign_rel_size(
     call_original!(GetForeignRelSize(root, baserel, relid));
 }
 
+/// Keeps an aggregate here whose results nobody reads: postgres_fdw would send it without the aggregate, and get as many
+/// rows as there are instead of one.
+///
+/// # Safety
+/// Called by the planner.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn get_foreign_upper_paths(
+    root: *mut pg_sys::PlannerInfo,
+    stage: pg_sys::UpperRelationKind::Type,
+    input: *mut pg_sys::RelOptInfo,
+    output: *mut pg_sys::RelOptInfo,
+    extra: *mut std::ffi::c_void,
+) {
+    let parse = (*root).parse;
+    let is_lost = (*parse).groupClause.is_null()
+        && (*parse).groupingSets.is_null()
+        && !pg_sys::contain_agg_clause((*(*output).reltarget).exprs.cast())
+        && !pg_sys::contain_agg_clause((*parse).havingQual);
+    if stage != pg_sys::UpperRelationKind::UPPERREL_GROUP_AGG || !is_lost {
+        call_original!(GetForeignUpperPaths(root, stage, input, output, extra));
+    }
+}
+
 /// Whether a scan may run beside others. Not if a subquery stands in its conditions or results: Postgres keeps one state
 /// of a hashed subquery for all partitions' scans, and refreshes it for the first one only when they run side by side.
 ///
