@@ -238,3 +238,27 @@ def test_security_definer_functions(db, cleo):
             assert not attempt(cleo, "SELECT own(7)")
     finally:
         db.psql("DROP FUNCTION lent; DROP FUNCTION own")
+
+
+EVIL = "CREATE FUNCTION who(i int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RAISE NOTICE 'as %', current_user; RETURN i; END $$"
+
+
+@pytest.mark.parametrize("column", ["GENERATED ALWAYS AS (who(1)) STORED", "CHECK (g > who(0))", "DEFAULT who(1)"])
+def test_distributing_runs_no_function_of_the_tables_as_somebody_else(db, users, column):
+    """What a table's owner puts into its definition runs with his rights, not with those of the extension's owner."""
+    seen = []
+    db.psql("GRANT shardmap_admin TO dan; GRANT CREATE ON SCHEMA public TO dan")
+    try:
+        with db.connect("dan") as conn:
+            conn.add_notice_handler(lambda notice: seen.append(notice.message_primary))
+            conn.execute(EVIL)
+            conn.execute("SELECT shardmap.run_on_shards('CREATE FUNCTION who(i int) RETURNS int IMMUTABLE RETURN i')")
+            conn.execute(f"CREATE TABLE mine (k int PRIMARY KEY, g int {column})")
+            conn.execute("INSERT INTO mine (k) VALUES (1)")
+            conn.execute("SELECT shardmap.distribute_table('mine', 'k')")
+            conn.execute("SELECT shardmap.undistribute_table('mine')")
+            conn.execute("DROP TABLE mine; DROP FUNCTION who")
+            conn.execute("SELECT shardmap.run_on_shards('DROP FUNCTION who')")
+    finally:
+        db.psql("REVOKE shardmap_admin FROM dan; REVOKE CREATE ON SCHEMA public FROM dan")
+    assert seen and not [message for message in seen if message.startswith("as ") and message != "as dan"]
