@@ -82,12 +82,13 @@ GRANT EXECUTE ON FUNCTION shardmap._create_partition(regclass, text) TO shardmap
 CREATE FUNCTION shardmap._check_owner(relation regclass) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = relation), 'USAGE') THEN
+    -- SET ROLE shows in the setting, not in a function with its owner's rights.
+    IF NOT pg_has_role(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, (SELECT c.relowner FROM pg_class c WHERE c.oid = relation), 'USAGE') THEN
         RAISE EXCEPTION 'must be owner of table %', relation USING ERRCODE = 'insufficient_privilege';
     END IF;
 END
 $$;
-COMMENT ON FUNCTION shardmap._check_owner(regclass) IS 'raises an error if the session''s user does not have the rights of the table''s owner';
+COMMENT ON FUNCTION shardmap._check_owner(regclass) IS 'raises an error if the session''s role does not have the rights of the table''s owner';
 
 CREATE FUNCTION shardmap._register_table(relation regclass, key_column name, keyspace text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

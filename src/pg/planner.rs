@@ -154,7 +154,7 @@ unsafe fn route(reading: &Reading) -> Planned {
         note.step = note.step.max(Step::Narrowed);
     }
     reading.late.iter().for_each(|conjunct| send_as_value(conjunct));
-    Planned { note, late: all_late, prunes_late }
+    Planned { note, late: all_late, prunes_late, side_by_side: !reading.level.nests_subqueries() }
 }
 
 impl Note {

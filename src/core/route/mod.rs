@@ -183,6 +183,44 @@ pub struct Level {
     pub always_yields: bool,
 }
 
+impl Level {
+    /// Whether a subquery that may run again and again has a subquery of its own: one inside another, or inside a derived
+    /// table. The whole statement is the one arm, or the arms, of the derived table that this level is.
+    #[must_use]
+    pub fn nests_subqueries(&self) -> bool {
+        let mut derived = Vec::new();
+        self.from.derived(&mut derived);
+        derived.into_iter().flat_map(|derived| &derived.arms).any(|statement| {
+            let mut inner = Vec::new();
+            statement.from.derived(&mut inner);
+            let derived = inner.into_iter().chain(&statement.apart).flat_map(|derived| &derived.arms);
+            statement.sublinks.iter().flat_map(|sublink| &sublink.arms).chain(derived).any(Self::has_subqueries)
+        })
+    }
+
+    fn has_subqueries(&self) -> bool {
+        let mut derived = Vec::new();
+        self.from.derived(&mut derived);
+        let derived = derived.into_iter().chain(&self.apart).flat_map(|derived| &derived.arms);
+        !self.sublinks.is_empty() || derived.into_iter().any(Self::has_subqueries)
+    }
+}
+
+impl Node {
+    /// Collects the derived tables of a join tree.
+    fn derived<'a>(&'a self, found: &mut Vec<&'a Derived>) {
+        match self {
+            Self::Derived(derived) => found.push(derived),
+            Self::Join(_, left, right, _) => {
+                left.derived(found);
+                right.derived(found);
+            }
+            Self::From(items, _) => items.iter().for_each(|item| item.derived(found)),
+            Self::Table(..) | Self::Local => {}
+        }
+    }
+}
+
 /// The keys whose rows can matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {

@@ -225,3 +225,18 @@ fn subqueries_of_a_row_made_from_nothing_hear_nothing_of_its_input() {
 fn a_comparison_of_two_columns_names_no_value() {
     assert_eq!(one(vec![Fact::Same(O, X)]), Reach::Everywhere(Reason::UnknownValue));
 }
+
+#[test]
+fn nested_subqueries_are_told_from_single_ones() {
+    let statement = |arm: Level| level(Node::Derived(Derived { arms: vec![arm], outputs: vec![] }));
+    let with = |arm: Level, inner: Level| Level {
+        sublinks: vec![Sublink { arms: vec![inner], required: false, equal: None, after: false }],
+        ..arm
+    };
+    let plain = || level(Node::From(vec![table(0, O)], vec![]));
+    assert!(!statement(plain()).nests_subqueries());
+    assert!(!statement(with(plain(), plain())).nests_subqueries());
+    assert!(statement(with(plain(), with(plain(), plain()))).nests_subqueries());
+    let in_derived = level(Node::From(vec![derived(with(plain(), plain()), true)], vec![]));
+    assert!(statement(in_derived).nests_subqueries());
+}

@@ -51,6 +51,8 @@ pub struct Planned {
     pub late: HashMap<CString, LateKeys>,
     /// Whether scans are left out at run time.
     pub prunes_late: bool,
+    /// Whether scans of several shards may run side by side.
+    pub side_by_side: bool,
 }
 
 thread_local! {
@@ -77,6 +79,11 @@ impl Drop for Planning {
 /// Whether a statement with logical tables is being planned.
 pub fn is_planning() -> bool {
     PLANNING.with_borrow(|stack| !stack.is_empty())
+}
+
+/// Whether scans of the statement being planned may run side by side.
+pub fn side_by_side() -> bool {
+    PLANNING.with_borrow(|stack| stack.last().is_none_or(|planned| planned.side_by_side))
 }
 
 /// Marks a table's range table entry, so that its partitions' scans know it again after the planner has copied, pulled up

@@ -57,7 +57,8 @@ pub unsafe extern "C-unwind" fn get_foreign_upper_paths(
 }
 
 /// Whether a scan may run beside others. Not if a subquery stands in its conditions or results: Postgres keeps one state
-/// of a hashed subquery for all partitions' scans, and refreshes it for the first one only when they run side by side.
+/// of a hashed subquery for all partitions' scans, and refreshes it for the first one only when they run side by side. Nor
+/// where subqueries nest: one that runs anew in the middle of a rescan ends requests that were meant for the last round.
 ///
 /// # Safety
 /// Called by the planner.
@@ -71,7 +72,7 @@ pub unsafe extern "C-unwind" fn is_foreign_path_async_capable(path: *mut pg_sys:
     let unsafe_to_share = has_subplan((*rel).baserestrictinfo)
         || (!outer.is_null() && has_subplan((*outer).ppi_clauses))
         || pg_sys::contain_subplans((*(*path).path.pathtarget).exprs.cast());
-    !unsafe_to_share && call_original!(IsForeignPathAsyncCapable(path))
+    note::side_by_side() && !unsafe_to_share && call_original!(IsForeignPathAsyncCapable(path))
 }
 
 /// # Safety
