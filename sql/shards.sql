@@ -34,7 +34,8 @@ BEGIN
         SELECT t.relation, t.relation::text AS name FROM shardmap.logical_table t WHERE t.keyspace = $1 ORDER BY t.relation::oid
     LOOP
         PERFORM shardmap._check_unused(logical.relation, logical.name);
-        EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', logical.name);
+        -- With its partitions: they can be written directly.
+        EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', logical.name);
     END LOOP;
 END
 $$;

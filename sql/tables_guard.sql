@@ -27,6 +27,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         WHEN EXISTS (SELECT FROM parts p WHERE NOT EXISTS (
                         SELECT FROM shardmap.shard s WHERE s.keyspace = t.keyspace AND s.name = p.srvname))
             THEN 'It has a partition that is no shard''s.'
+        WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = t.relation)
+            THEN 'It is a part of another table.'
         END
       FROM shardmap.logical_table t JOIN pg_class c ON c.oid = t.relation JOIN pg_namespace n ON n.oid = c.relnamespace
      WHERE t.relation = $1
@@ -103,6 +105,8 @@ BEGIN
         SELECT array_agg(x.relation) INTO touched FROM (
             SELECT c.objid FROM pg_event_trigger_ddl_commands() c WHERE c.classid = 'pg_class'::regclass
             UNION SELECT i.inhparent FROM pg_event_trigger_ddl_commands() c JOIN pg_inherits i ON i.inhrelid = c.objid
+             WHERE c.classid = 'pg_class'::regclass
+            UNION SELECT i.inhrelid FROM pg_event_trigger_ddl_commands() c JOIN pg_inherits i ON i.inhparent = c.objid
              WHERE c.classid = 'pg_class'::regclass
             UNION SELECT i.indrelid FROM pg_event_trigger_ddl_commands() c JOIN pg_index i ON i.indexrelid = c.objid) x (relation)
          WHERE EXISTS (SELECT FROM shardmap.logical_table t WHERE t.relation = x.relation);

@@ -12,6 +12,8 @@ BREAKS = {
     "server dropped": 'DROP SERVER "shard-0" CASCADE',
     "server renamed": 'ALTER SERVER "shard-1" RENAME TO other',
     "schema renamed": "ALTER SCHEMA public RENAME TO other",
+    "table attached": """CREATE TABLE whole (k int, v int) PARTITION BY RANGE (k);
+        ALTER TABLE whole ATTACH PARTITION guarded FOR VALUES FROM (0) TO (1000)""",
     "partition added": "CREATE TABLE extra PARTITION OF guarded FOR VALUES WITH (MODULUS 1024, REMAINDER 77)",
 }
 

@@ -69,6 +69,8 @@ pub unsafe extern "C-unwind" fn iterate_direct_modify(
 #[pg_guard]
 pub unsafe extern "C-unwind" fn rescan_foreign_scan(node: *mut pg_sys::ForeignScanState) {
     if !(*node).fdw_state.is_null() {
+        // The remote cursor may be opened anew, and would see what has been written since.
+        order::check_scan(node, (*node).ss.ps.plan.cast());
         call_original!(ReScanForeignScan(node));
     }
 }
