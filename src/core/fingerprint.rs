@@ -77,8 +77,8 @@ pub fn statement_with_comments(source: &str, backslash: Backslash, location: i32
     let base = source.as_ptr() as usize;
     let (start, end) = (own.as_ptr() as usize - base, own.as_ptr() as usize - base + own.len());
     let before = source.get(..start).unwrap_or_default();
-    let ends = lexer::tokens(before, backslash).into_iter().filter(|token| token.text == ";");
-    let lead = ends.last().map_or(0, |token| token.text.as_ptr() as usize - base + token.text.len());
+    let mut ends = lexer::tokens(before, backslash).into_iter().filter(|token| token.text == ";");
+    let lead = ends.next_back().map_or(0, |token| token.text.as_ptr() as usize - base + token.text.len());
     source.get(lead..end).unwrap_or(own)
 }
 

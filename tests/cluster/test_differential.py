@@ -1,6 +1,8 @@
 """Generated statements on four shards and on plain tables must give the same answers, row counts, errors and states.
 
-DIFFERENTIAL_MINUTES: for how long (2). DIFFERENTIAL_SEED: `seed` or `seed/round`, as a failure prints it.
+`make test` runs the same ROUNDS of one SEED every time, so that it fails for a change and not by chance; `make
+differential` looks for what is new. DIFFERENTIAL_MINUTES: for how long, with a seed of its own each time.
+DIFFERENTIAL_SEED: `seed` or `seed/round`, as a failure prints it.
 """
 
 import os
@@ -11,7 +13,8 @@ from cluster import Cluster
 from differential import schema
 from differential.runner import Runner
 
-MINUTES = float(os.environ.get("DIFFERENTIAL_MINUTES") or 2)
+MINUTES = float(os.environ.get("DIFFERENTIAL_MINUTES") or 0)
+SEED, ROUNDS = "2028", 20
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +27,12 @@ def cluster():
 @pytest.mark.timeout(MINUTES * 60 + 600)
 def test_differential(cluster):
     seed, _, number = os.environ.get("DIFFERENTIAL_SEED", "").partition("/")
+    rounds = [int(number)] if number else None
+    if not seed and not MINUTES:
+        seed, rounds = SEED, list(range(ROUNDS))
     seed = seed or str(random.SystemRandom().randrange(10**6))
     print(f"\ndifferential: DIFFERENTIAL_SEED={seed}{'/' + number if number else ''}, {MINUTES:g} minutes", flush=True)
     runner = Runner(cluster.dsn(), seed, log=lambda text: print(text, flush=True))
-    failures = runner.run(MINUTES, [int(number)] if number else None)
+    failures = runner.run(MINUTES or (2 if not rounds else 0), rounds)
     print(f"differential: seed {seed}: {runner.summary()}", flush=True)
     assert not failures, f"seed {seed}: " + "; ".join(f"{each.why} at {each.where}" for each in failures)

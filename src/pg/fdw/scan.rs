@@ -7,7 +7,7 @@ use pgrx::prelude::*;
 
 use super::{call_original, note};
 use crate::pg::error::Refusal;
-use crate::pg::query::tree::items;
+use crate::pg::query::tree::{items, tag, walk_expression};
 use crate::pg::{catalog, flag};
 
 /// Refuses a logical table in a statement that was planned without our hook: the library was loaded in the middle of it.
@@ -33,8 +33,8 @@ pub unsafe extern "C-unwind" fn get_foreign_rel_size(
     call_original!(GetForeignRelSize(root, baserel, relid));
 }
 
-/// Keeps an aggregate here whose results nobody reads: postgres_fdw would send it without the aggregate, and get as many
-/// rows as there are instead of one.
+/// Keeps some aggregates here. One whose results nobody reads, postgres_fdw would send without the aggregate, and get as
+/// many rows as there are instead of one; one with GROUPING() in it, it would leave for a node that cannot compute it.
 ///
 /// # Safety
 /// Called by the planner.
@@ -51,7 +51,15 @@ pub unsafe extern "C-unwind" fn get_foreign_upper_paths(
         && (*parse).groupingSets.is_null()
         && !pg_sys::contain_agg_clause((*(*output).reltarget).exprs.cast())
         && !pg_sys::contain_agg_clause((*parse).havingQual);
-    if stage != pg_sys::UpperRelationKind::UPPERREL_GROUP_AGG || !is_lost {
+    let mut has_grouping = false;
+    for part in [(*(*output).reltarget).exprs.cast(), (*parse).havingQual] {
+        walk_expression(part, &mut |node| {
+            has_grouping |= tag(node) == pg_sys::NodeTag::T_GroupingFunc;
+            !has_grouping
+        });
+    }
+    let is_grouping = stage == pg_sys::UpperRelationKind::UPPERREL_GROUP_AGG;
+    if !is_grouping || !(is_lost || has_grouping) {
         call_original!(GetForeignUpperPaths(root, stage, input, output, extra));
     }
 }

@@ -114,7 +114,8 @@ class Runner:
             for name, value in unit.settings.items():
                 side.command(f"SELECT set_config('{name}', {literal('text', value)}, false)")
         for name, value in unit.dist_settings.items():
-            self.dist.command(f"SET {name} = {value}")
+            if name != "debug_parallel_query" or self.dist.pg.server_version >= 160000:
+                self.dist.command(f"SET {name} = {value}")
         if unit.as_user:
             self.both(f"SET ROLE {USER}")
         try:
