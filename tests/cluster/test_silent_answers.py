@@ -101,11 +101,12 @@ def test_late_arrays_of_another_time_type(conn):
 
 
 def test_ranges_in_a_loose_collation(conn):
-    if not conn.execute("SELECT count(*) FROM pg_collation WHERE collprovider = 'i'").fetchone()[0]:
-        pytest.skip("this Postgres is built without ICU")
     with conn.transaction(force_rollback=True):
         conn.execute("SET LOCAL search_path = spread, public")
-        conn.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+        try:
+            conn.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+        except psycopg.errors.FeatureNotSupported:
+            pytest.skip("this Postgres is built without ICU")
         found = conn.execute("SELECT k FROM words WHERE k >= ('f12' COLLATE loose) AND k <= ('f12' COLLATE loose)")
         assert sorted(found.fetchall()) == [("F12",), ("f12",)]
 
