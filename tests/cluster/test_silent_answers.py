@@ -46,6 +46,9 @@ ANSWERS = {
         SELECT count(*) FROM (SELECT avg(o.id), count(*) FROM orders o JOIN person p USING (k) WHERE k = 3) q""",
     "a scan's own subquery runs first": """
         SELECT count(*) FROM orders t1 WHERE t1.k = 7 AND EXISTS (SELECT FROM orders t2)""",
+    "a semi join with a condition that stays here": """
+        SELECT t1.id FROM orders t1 WHERE t1.k = 1 AND EXISTS (
+        SELECT FROM person p WHERE p.k = t1.k AND p.r < t1.x + length(current_setting('search_path')))""",
     "an inlined function": "SELECT count(*), sum(id) FROM allrows()",
     "an inlined function of one key": "SELECT count(*), sum(id) FROM onekey(5)",
     "an inlined function in a subquery": """

@@ -71,6 +71,7 @@ pub unsafe extern "C-unwind" fn shardmap_fdw_handler(_fcinfo: pg_sys::FunctionCa
     let mut routine = *original();
     routine.GetForeignRelSize = Some(scan::get_foreign_rel_size);
     routine.GetForeignPlan = Some(scan::get_foreign_plan);
+    routine.GetForeignJoinPaths = Some(scan::get_foreign_join_paths);
     routine.GetForeignUpperPaths = Some(scan::get_foreign_upper_paths);
     routine.IsForeignPathAsyncCapable = Some(scan::is_foreign_path_async_capable);
     routine.BeginForeignScan = Some(lazy::begin_foreign_scan);

@@ -64,6 +64,25 @@ pub unsafe extern "C-unwind" fn get_foreign_upper_paths(
     }
 }
 
+/// Keeps semi joins here, which postgres_fdw sends from 17 on: a condition that cannot be sent then asks for columns that
+/// the remote join does not yield, and the statement fails.
+///
+/// # Safety
+/// Called by the planner.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn get_foreign_join_paths(
+    root: *mut pg_sys::PlannerInfo,
+    joined: *mut pg_sys::RelOptInfo,
+    outer: *mut pg_sys::RelOptInfo,
+    inner: *mut pg_sys::RelOptInfo,
+    kind: pg_sys::JoinType::Type,
+    extra: *mut pg_sys::JoinPathExtraData,
+) {
+    if kind != pg_sys::JoinType::JOIN_SEMI {
+        call_original!(GetForeignJoinPaths(root, joined, outer, inner, kind, extra));
+    }
+}
+
 /// Whether a scan may run beside others. Not if a subquery stands in its conditions or results: Postgres keeps one state
 /// of a hashed subquery for all partitions' scans, and refreshes it for the first one only when they run side by side. Nor
 /// where subqueries nest: one that runs anew in the middle of a rescan ends requests that were meant for the last round.
