@@ -16,6 +16,8 @@ pub struct KeyType {
 }
 
 impl KeyType {
+    pub const TEXT: Self = Self { oid: pg_sys::TEXTOID, kind: KeyKind::Text };
+
     /// The key type behind `oid` (looking through domains), or `None` if its values cannot be keys.
     pub fn of(oid: pg_sys::Oid) -> Option<Self> {
         // SAFETY: a system cache look-up.
@@ -64,7 +66,7 @@ impl KeyType {
             KeyKind::Uuid => Held::Plain(KeyValue::Uuid(*datum.cast_mut_ptr::<[u8; 16]>())),
             KeyKind::Text | KeyKind::Bpchar | KeyKind::Bytea => {
                 let original = datum.cast_mut_ptr::<pg_sys::varlena>();
-                let plain = pg_sys::pg_detoast_datum_packed(original);
+                let plain = detoasted(original);
                 let bytes = Varlena { plain, owned: plain != original };
                 match self.kind {
                     KeyKind::Text => Held::Text(bytes),
@@ -99,6 +101,18 @@ pub unsafe fn array_elements(array_type: pg_sys::Oid, array: pg_sys::Datum) -> O
         (!is_null).then(|| key_type.with_canonical(*values.add(at), <[u8]>::to_vec))
     };
     Some((0..count as usize).map(element).collect())
+}
+
+/// `value` in plain form; most values are, and cost no call into the server.
+///
+/// # Safety
+/// `value` must be a valid variable-length value.
+pub unsafe fn detoasted(value: *mut pg_sys::varlena) -> *mut pg_sys::varlena {
+    use pgrx::varlena::{varatt_is_1b, varatt_is_1b_e, varatt_is_4b_u};
+    if varatt_is_4b_u(value) || (varatt_is_1b(value) && !varatt_is_1b_e(value)) {
+        return value;
+    }
+    pg_sys::pg_detoast_datum_packed(value)
 }
 
 /// pg_proc's OID of numeric_out, the same in every version.

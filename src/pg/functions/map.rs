@@ -12,7 +12,7 @@ use shardmap_core::ids::{ShardNumber, Token};
 
 use crate::pg::catalog::{self, Catalog, Keyspace};
 use crate::pg::error::{sqlstate, Refusal};
-use crate::pg::keys::KeyType;
+use crate::pg::keys::{detoasted, KeyType};
 
 /// What Postgres adds to a partition key's only hash value before it takes the remainder (`hash_combine64` with the
 /// seed of an empty row); the same in every version.
@@ -99,23 +99,23 @@ impl Arguments {
     }
 
     /// Calls `then` with the keyspace named by argument 1 and the canonical text of argument 0, whose type is
-    /// `key_type` or else the one the call was made with. NULL in either gives NULL.
+    /// `known` or else the one the call was made with. NULL in either gives NULL.
     ///
     /// # Safety
     /// Called from a function declared with (key, keyspace text).
     unsafe fn routed(
         &self,
-        key_type_oid: Option<pg_sys::Oid>,
+        known: Option<KeyType>,
         then: impl FnOnce(&Keyspace, &[u8]) -> pg_sys::Datum,
     ) -> pg_sys::Datum {
         let (Some(key), Some(name)) = (self.get(0), self.get(1)) else { return self.null() };
         let catalog = catalog::current().unwrap_or_else(|| no_extension());
-        let name = pgrx::varlena::text_to_rust_str_unchecked(pg_sys::pg_detoast_datum_packed(name.cast_mut_ptr()));
+        let name = pgrx::varlena::text_to_rust_str_unchecked(detoasted(name.cast_mut_ptr()));
         let found = match catalog.keyspaces.get(name) {
             Some(found) => Rc::clone(found),
             None => keyspace(&catalog, name),
         };
-        let key_type = key_type(key_type_oid.unwrap_or_else(|| self.type_of(0)));
+        let key_type = known.unwrap_or_else(|| key_type(self.type_of(0)));
         key_type.with_canonical(key, |canonical| then(&found, canonical))
     }
 }
@@ -160,7 +160,7 @@ unsafe fn name_of_owner(keyspace: &Keyspace, canonical: &[u8]) -> pg_sys::Datum 
 c_function! {
     /// `shard_for(key text, keyspace text)`: the name of the shard that owns `key`.
     shardmap_shard_for_text, pg_finfo_shardmap_shard_for_text,
-    |args| args.routed(Some(pg_sys::TEXTOID), |keyspace, canonical| name_of_owner(keyspace, canonical))
+    |args| args.routed(Some(KeyType::TEXT), |keyspace, canonical| name_of_owner(keyspace, canonical))
 }
 
 c_function! {
@@ -172,7 +172,7 @@ c_function! {
 c_function! {
     /// `token_for(key text)`: the key's position on the ring, 0 to 2^32 - 1.
     shardmap_token_for_text, pg_finfo_shardmap_token_for_text,
-    |args| args.token(Some(pg_sys::TEXTOID))
+    |args| args.token(Some(KeyType::TEXT))
 }
 
 c_function! {
@@ -193,9 +193,9 @@ c_function! {
 impl Arguments {
     /// # Safety
     /// Called from a function declared with (key).
-    unsafe fn token(&self, key_type_oid: Option<pg_sys::Oid>) -> pg_sys::Datum {
+    unsafe fn token(&self, known: Option<KeyType>) -> pg_sys::Datum {
         let Some(key) = self.get(0) else { return self.null() };
-        let key_type = key_type(key_type_oid.unwrap_or_else(|| self.type_of(0)));
+        let key_type = known.unwrap_or_else(|| key_type(self.type_of(0)));
         key_type.with_canonical(key, |canonical| pg_sys::Datum::from(i64::from(Token::of(canonical).0)))
     }
 }
