@@ -20,6 +20,7 @@ use shardmap_core::route::Step;
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{self, Note};
 use crate::pg::fdw::{lazy, order, users};
+use crate::pg::savepoint;
 use crate::pg::settings::{FanoutPolicy, FANOUT_POLICY};
 use crate::pg::stats;
 
@@ -88,7 +89,7 @@ pub unsafe fn at_insert(estate: *mut pg_sys::EState) {
 }
 
 unsafe fn start(estate: *mut pg_sys::EState, note: Note) {
-    let depth = pg_sys::GetCurrentTransactionNestLevel();
+    let depth = savepoint::depth();
     let start = STARTING.with_borrow(|starts| starts.last().copied()).unwrap_or(STARTS.get());
     let running = Running { estate, start, depth, note, since: Instant::now(), servers: Vec::new() };
     RUNNING.with_borrow_mut(|all| all.push(running));
@@ -260,10 +261,11 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
     _parent: pg_sys::SubTransactionId,
     _arg: *mut std::ffi::c_void,
 ) {
-    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        let depth = pg_sys::GetCurrentTransactionNestLevel();
-        RUNNING.with_borrow_mut(|running| running.retain(|r| r.depth < depth));
-    }
+    let Some(end) = savepoint::End::of(event) else { return };
+    RUNNING.with_borrow_mut(|running| running.retain_mut(|r| end.keeps(&mut r.depth)));
+    lazy::at_savepoint_end(end);
+    users::at_savepoint_end(end);
+    order::at_savepoint_end(end);
 }
 
 /// Installs the executor hooks. Once per process.

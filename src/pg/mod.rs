@@ -14,6 +14,7 @@ mod planner;
 mod query;
 mod raw;
 pub mod remote;
+mod savepoint;
 pub mod settings;
 pub mod stats;
 

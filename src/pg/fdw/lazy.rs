@@ -20,6 +20,7 @@ use crate::pg::catalog::Partition;
 use crate::pg::flag;
 use crate::pg::keys::KeyType;
 use crate::pg::raw;
+use crate::pg::savepoint;
 
 /// # Safety
 /// Called by the executor.
@@ -182,6 +183,7 @@ struct Pending {
     state: *mut pg_sys::ModifyTableState,
     private: *mut pg_sys::List,
     subplan: i32,
+    depth: i32,
 }
 
 thread_local! {
@@ -208,7 +210,8 @@ pub unsafe extern "C-unwind" fn begin_foreign_modify(
         call_original!(BeginForeignModify(state, result, private, subplan, eflags));
         return;
     }
-    PENDING.with_borrow_mut(|pending| pending.insert(result as usize, Pending { state, private, subplan }));
+    let waiting = Pending { state, private, subplan, depth: savepoint::depth() };
+    PENDING.with_borrow_mut(|pending| pending.insert(result as usize, waiting));
 }
 
 /// Counts the shard that `result` is on, and admits the user who writes there.
@@ -231,7 +234,8 @@ pub unsafe fn begin_modify(result: *mut pg_sys::ResultRelInfo) {
     if !(*result).ri_FdwState.is_null() {
         return;
     }
-    let Some(Pending { state, private, subplan }) = PENDING.with_borrow_mut(|p| p.remove(&(result as usize))) else {
+    let Some(Pending { state, private, subplan, .. }) = PENDING.with_borrow_mut(|p| p.remove(&(result as usize)))
+    else {
         return;
     };
     begin_write((*state).ps.state, result);
@@ -259,6 +263,11 @@ pub unsafe extern "C-unwind" fn exec_foreign_delete(
 pub unsafe extern "C-unwind" fn end_foreign_modify(estate: *mut pg_sys::EState, result: *mut pg_sys::ResultRelInfo) {
     PENDING.with_borrow_mut(|pending| pending.remove(&(result as usize)));
     call_original!(EndForeignModify(estate, result));
+}
+
+/// Forgets modifications that had not begun when a savepoint of theirs was rolled back.
+pub fn at_savepoint_end(end: savepoint::End) {
+    PENDING.with_borrow_mut(|pending| pending.retain(|_, modification| end.keeps(&mut modification.depth)));
 }
 
 /// Forgets modifications that an error has ended.

@@ -15,17 +15,19 @@ use super::scan::{partition, server_name};
 use crate::pg::error::Refusal;
 use crate::pg::query::tree::nth;
 use crate::pg::remote;
+use crate::pg::savepoint;
 
-/// The last statement that wrote a table.
+/// The last statement of a depth of subtransactions that wrote a table.
 #[derive(Clone, Copy)]
 struct Write {
     command: pg_sys::CommandId,
     estate: *mut pg_sys::EState,
+    depth: i32,
 }
 
 thread_local! {
-    /// By the foreign table written.
-    static WRITES: RefCell<HashMap<pg_sys::Oid, Write>> = RefCell::new(HashMap::new());
+    /// By the foreign table written: one of each depth, the deepest last, which is the youngest too.
+    static WRITES: RefCell<HashMap<pg_sys::Oid, Vec<Write>>> = RefCell::new(HashMap::new());
 }
 
 /// Notes that `estate`'s statement writes foreign table `relid`.
@@ -33,8 +35,14 @@ thread_local! {
 /// # Safety
 /// `estate` must be running.
 pub unsafe fn note_write(estate: *mut pg_sys::EState, relid: pg_sys::Oid) {
-    let command = pg_sys::GetCurrentCommandId(false);
-    WRITES.with_borrow_mut(|writes| writes.insert(relid, Write { command, estate }));
+    let write = Write { command: pg_sys::GetCurrentCommandId(false), estate, depth: savepoint::depth() };
+    WRITES.with_borrow_mut(|writes| add(writes.entry(relid).or_default(), write));
+}
+
+/// Adds the youngest write, in the place of one of its depth.
+fn add(writes: &mut Vec<Write>, write: Write) {
+    writes.retain(|older| older.depth < write.depth);
+    writes.push(write);
 }
 
 /// Refuses a scan that would see writes younger than its snapshot.
@@ -57,7 +65,7 @@ pub unsafe fn check_scan(node: *mut pg_sys::ForeignScanState, plan: *const pg_sy
             return;
         }
         let Some(entry) = nth::<pg_sys::RangeTblEntry>((*estate).es_range_table, rti as usize - 1) else { continue };
-        let write = WRITES.with_borrow(|writes| writes.get(&(*entry).relid).copied());
+        let write = WRITES.with_borrow(|writes| writes.get(&(*entry).relid)?.last().copied());
         if write.is_some_and(|write| write.estate != estate && (*snapshot).curcid <= write.command) {
             stale((*entry).relid).raise()
         }
@@ -92,6 +100,17 @@ pub unsafe fn check_administration(server: pg_sys::Oid) {
         .hint("COMMIT first.")
         .raise()
     }
+}
+
+/// Forgets the writes of a savepoint that is rolled back.
+pub fn at_savepoint_end(end: savepoint::End) {
+    WRITES.with_borrow_mut(|all| {
+        all.retain(|_, writes| {
+            writes.retain_mut(|write| end.keeps(&mut write.depth));
+            let youngest = writes.pop();
+            youngest.map(|youngest| add(writes, youngest)).is_some()
+        });
+    });
 }
 
 /// Forgets all writes, at the end of a transaction.

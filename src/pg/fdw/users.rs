@@ -12,10 +12,17 @@ use pgrx::prelude::*;
 
 use super::scan::server_name;
 use crate::pg::error::Refusal;
+use crate::pg::savepoint;
+
+/// Who has written on a server, and the depth of subtransactions at which he did so first.
+struct Writer {
+    user: pg_sys::Oid,
+    depth: i32,
+}
 
 thread_local! {
     /// Who has written on a server in this transaction.
-    static WRITERS: RefCell<HashMap<pg_sys::Oid, pg_sys::Oid>> = RefCell::new(HashMap::new());
+    static WRITERS: RefCell<HashMap<pg_sys::Oid, Writer>> = RefCell::new(HashMap::new());
 }
 
 /// Admits `user` to `server`, to read or to write.
@@ -23,11 +30,12 @@ thread_local! {
 /// # Safety
 /// Inside a transaction.
 pub unsafe fn admit(server: pg_sys::Oid, user: pg_sys::Oid, writes: bool) {
-    let writer = WRITERS.with_borrow(|writers| writers.get(&server).copied());
+    let writer = WRITERS.with_borrow(|writers| writers.get(&server).map(|writer| writer.user));
     match writer {
         Some(writer) if writer != user => refusal(server, writer, user).raise(),
         None if writes => {
-            WRITERS.with_borrow_mut(|writers| writers.insert(server, user));
+            let writer = Writer { user, depth: savepoint::depth() };
+            WRITERS.with_borrow_mut(|writers| writers.insert(server, writer));
         }
         _ => {}
     }
@@ -109,6 +117,11 @@ unsafe fn or_current(user: pg_sys::Oid) -> pg_sys::Oid {
         pg_sys::InvalidOid => pg_sys::GetUserId(),
         user => user,
     }
+}
+
+/// Forgets who wrote only in a savepoint that is rolled back.
+pub fn at_savepoint_end(end: savepoint::End) {
+    WRITERS.with_borrow_mut(|writers| writers.retain(|_, writer| end.keeps(&mut writer.depth)));
 }
 
 /// Forgets the writers, at the end of a transaction.
