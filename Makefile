@@ -32,8 +32,8 @@ cluster: tools ## a coordinator and SHARDS shards in DIR, with DIR/env to source
 cluster-down: ## stops the servers of DIR; the data stays, `make cluster` starts them again
 	@scripts/cluster.py down --dir '$(DIR)'
 
-bench: ## one figure a line: name value
-	@scripts/bench.sh
+bench: ## one figure a line: name value; BENCH="routing ..." chooses programs, BENCH_ONLY=regexp figures
+	@scripts/bench.sh $(BENCH)
 
 lint: ## formatting, clippy, where unsafe stands, length of files
 	@scripts/lint.sh
