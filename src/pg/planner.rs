@@ -24,8 +24,9 @@ use crate::pg::catalog::{self, Keyspace, LogicalTable};
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{mark, LateKeys, Note, Planned, Planning};
 use crate::pg::query::inline::{inline, is_candidate};
+use crate::pg::query::late::send_as_value;
 use crate::pg::query::read::{read, Reading, Reference, Usage};
-use crate::pg::query::substitute::{is_plain_do_nothing, send_as_value, spell_out_bpchar, substitute};
+use crate::pg::query::substitute::{is_plain_do_nothing, spell_out_bpchar, substitute};
 use crate::pg::query::tree::{items, subqueries};
 use crate::pg::settings::{FanoutPolicy, ENABLE_ROUTING};
 

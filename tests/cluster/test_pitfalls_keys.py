@@ -303,3 +303,82 @@ def test_pitfall_18_current_setting(db):
                     kind = "int8" if "big" in sql else "text"
                     assert (cursor.fetchall(), set(found)) == ([(int(key),)], db.owners(key, key_type=kind)), sql
                     assert filtered_there(found), found
+
+
+# Conditions with values that are known only when the statement starts, on a table with column {k} of type {t}; the keys.
+LATE_LISTS = [
+    ("{k} IN (current_setting('app.a')::{t}, '7')", "a7"),
+    ("{k} IN (current_setting('app.a')::{t}, current_setting('app.b')::{t})", "ab"),
+    ("{k} IN (current_setting('app.a')::{t}, NULL)", "a"),
+    ("{k} = ANY (string_to_array(current_setting('app.list'), ',')::{t}[])", "ab"),
+    ("{k} = ANY (string_to_array(current_setting('app.nulls'), ',', '')::{t}[])", "a"),
+    ("{k} = ANY (string_to_array(current_setting('app.none', true), ',')::{t}[])", ""),
+    ("{k} = ANY (string_to_array('', current_setting('app.a'))::{t}[])", ""),
+    ("{k} = current_setting('app.a')::{t} OR {k} = '7'", "a7"),
+    ("'7' = {k} OR current_setting('app.a')::{t} = {k} OR {k} = ANY ('{{7,NULL}}'::{t}[])", "a7"),
+    ("({k} = current_setting('app.a')::{t} AND random() < 2) OR {k} IN ('7', current_setting('app.b')::{t})", "ab7"),
+    ("({k} = current_setting('app.a')::{t} OR {k} = '7') AND {k} = current_setting('app.a')::{t}", "a"),
+]
+
+
+@pytest.mark.parametrize("condition, keys", LATE_LISTS)
+@pytest.mark.parametrize("table, key_type", [("txt", "text"), ("big", "bigint"), ("vary", "varchar")])
+def test_pitfall_18_lists_of_late_values(db, condition, keys, table, key_type):
+    prefix = "v" if table == "vary" else ""
+    a, b = db.apart(key_type="int8")
+    named = {"a": prefix + a, "b": prefix + b, "7": "7" if table != "vary" else None}
+    wanted = [(key,) for key in sorted({named[key] for key in keys} - {None})]
+    sql = f"SELECT DISTINCT k::text FROM {table} WHERE " + condition.format(k="k", t=key_type)
+    for mode in ("force_generic_plan", "force_custom_plan"):
+        with db.connect(plan_cache_mode=mode, shardmap__fanout_policy="error") as conn:
+            conn.execute("SELECT set_config('app.a', %s, false), set_config('app.b', %s, false),"
+                         " set_config('app.list', %s, false), set_config('app.nulls', %s, false)",
+                         (prefix + a, prefix + b, f"{prefix}{a},{prefix}{b}", f"{prefix}{a},,"))
+            for statement in (sql, f"WITH x AS MATERIALIZED ({sql}) TABLE x"):
+                cursor, found = db.asked(lambda: conn.execute(statement, prepare=True))
+                assert sorted(cursor.fetchall()) == wanted
+                kind = "int8" if table == "big" else "text"
+                assert set(found) == db.owners(*({named[key] or "7" for key in keys}), key_type=kind)
+                assert not found or filtered_there(found), found
+
+
+def test_pitfall_18_in_joins_writes_and_other_columns(db):
+    a, b = db.apart(key_type="int8")
+    with db.connect() as conn:
+        conn.execute("SELECT set_config('app.list', %s, false), set_config('app.x', 'x', false)", (f"{a},{b}",))
+        listed = "= ANY (string_to_array(current_setting('app.list'), ',')::bigint[])"
+        two = db.owners(a, b, key_type="int8")
+        for sql, rows in (
+                (f"SELECT count(*) FROM big b JOIN also a ON a.k = b.k AND a.id = b.id AND b.k {listed} AND a.k {listed}", 6),
+                (f"SELECT count(a.id) FROM big b LEFT JOIN also a ON a.k = b.k AND a.k {listed} WHERE b.k {listed}", 18),
+                (f"WITH u AS (UPDATE big SET c = c WHERE k {listed} RETURNING 1) SELECT count(*) FROM u", 6),
+                (f"WITH d AS (DELETE FROM big WHERE k {listed} AND id > 3 RETURNING 1) SELECT count(*) FROM d", 0),
+                (f"SELECT count(*) FROM (SELECT k FROM big WHERE k {listed} FOR UPDATE) x", 6)):
+            cursor, found = db.asked(lambda: conn.execute(sql))
+            assert (cursor.fetchall(), set(found)) == ([(rows,)], two), sql
+            assert filtered_there(found), (sql, found)
+        # Not about the key: all shards, but each sends the wanted rows only.
+        cursor, found = db.asked(lambda: conn.execute(
+            f"SELECT count(*) FROM big WHERE k {listed} OR c = current_setting('app.x')"))
+        assert (cursor.fetchall(), set(found)) == ([(44,)], ALL)
+        assert filtered_there(found), found
+
+
+def test_pitfall_18_policy_with_a_list(db):
+    a, b = db.apart(key_type="int8")
+    db.add_user("cleo")
+    db.psql("""GRANT SELECT, UPDATE ON big TO cleo;
+               CREATE POLICY own ON big USING (k = ANY (string_to_array(current_setting('app.list'), ',')::bigint[]));
+               ALTER TABLE big ENABLE ROW LEVEL SECURITY""")
+    try:
+        for mode in ("force_generic_plan", "force_custom_plan"):
+            with db.connect("cleo", plan_cache_mode=mode, shardmap__fanout_policy="error") as conn:
+                for keys in ([a, b], [b], [a], []):
+                    conn.execute("SELECT set_config('app.list', %s, false)", (",".join(keys),))
+                    cursor, found = db.asked(lambda: conn.execute("SELECT count(*) FROM big", prepare=True))
+                    assert (cursor.fetchall(), set(found)) == ([(3 * len(keys),)], db.owners(*keys, key_type="int8"))
+                    assert not keys or filtered_there(found), found
+                    cursor, found = db.asked(lambda: conn.execute("UPDATE big SET c = c", prepare=True))
+                    assert (cursor.rowcount, set(found)) == (3 * len(keys), db.owners(*keys, key_type="int8"))
+    finally:
+        db.psql("ALTER TABLE big DISABLE ROW LEVEL SECURITY; DROP POLICY own ON big")

@@ -11,15 +11,6 @@ use super::read::Reader;
 use super::tree::{cast, items, nth, tag, walk_expression};
 use crate::pg::keys::KeyType;
 
-/// An equality whose value is known only when the statement starts, and which postgres_fdw would not send to a shard.
-#[derive(Clone, Copy, PartialEq)]
-pub struct Late {
-    /// The whole equality.
-    pub equality: *mut pg_sys::OpExpr,
-    /// Which of its arguments is the value.
-    pub value_at: usize,
-}
-
 impl Reader<'_> {
     /// The facts of a condition: of its conjuncts, if it is an AND or a list.
     ///
@@ -107,10 +98,9 @@ impl Reader<'_> {
             return Some(Fact::Is(side.column, vec![self.deferred(std::ptr::null_mut())]));
         }
         let operand = self.operand(side, value);
-        if matches!(operand, Operand::Deferred(_)) && tag(strip(value)) != pg_sys::NodeTag::T_Param {
-            self.late.push(Late { equality: op, value_at });
-        }
-        Some(Fact::Is(side.column, vec![operand]))
+        let operands = vec![operand];
+        self.understood.note(op.cast(), nth((*op).args, 1 - value_at), &operands, &[value]);
+        Some(Fact::Is(side.column, operands))
     }
 
     /// `a = ANY (array)`, `a IN (list)`.
@@ -118,7 +108,8 @@ impl Reader<'_> {
         if !(*op).useOr || !is_equality((*op).opno, (*op).inputcollid) {
             return None;
         }
-        let side = self.side(nth((*op).args, 0)?)?;
+        let column = nth::<pg_sys::Node>((*op).args, 0);
+        let side = self.side(column?)?;
         let array = nth::<pg_sys::Node>((*op).args, 1)?;
         // Elements of another kind may be equal without having one text.
         KeyType::of(pg_sys::get_base_element_type(pg_sys::exprType(array)))
@@ -128,12 +119,15 @@ impl Reader<'_> {
                 return None;
             }
             let elements: Vec<_> = items::<pg_sys::Node>((*list).elements).collect();
-            return Some(Fact::Is(side.column, elements.into_iter().map(|e| self.operand(side, e)).collect()));
+            let operands: Vec<_> = elements.iter().map(|element| self.operand(side, *element)).collect();
+            self.understood.note(op.cast(), column, &operands, &elements);
+            return Some(Fact::Is(side.column, operands));
         }
         let operands = match self.simplified(array)? {
             Value::Constant(constant) => array_elements(constant)?,
             Value::Deferred(node) => vec![self.deferred(node)],
         };
+        self.understood.note(op.cast(), column, &operands, &[array]);
         Some(Fact::Is(side.column, operands))
     }
 

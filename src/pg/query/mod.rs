@@ -5,6 +5,7 @@
 mod columns;
 mod facts;
 pub mod inline;
+pub mod late;
 pub mod read;
 pub mod substitute;
 pub mod tree;

@@ -11,7 +11,7 @@ use pgrx::pg_sys;
 use shardmap_core::route::{Column, Derived, Fact, Join, Level, Node, Operand, Output, Sublink, TableRef};
 
 use super::columns::{strip, Columns};
-use super::facts::Late;
+use super::late::{Late, Understood};
 use super::tree::{cast, items, nth, rte, tag, walk_expression, walk_level};
 use crate::pg::catalog::{Catalog, LogicalTable};
 
@@ -34,19 +34,11 @@ pub struct Reference {
     pub usage: Usage,
 }
 
-/// A condition that stands as a conjunct of a whole: of a WHERE, or of a row security policy's.
-pub struct Conjunct {
-    pub query: *mut pg_sys::Query,
-    /// Where the whole condition hangs.
-    pub whole: *mut *mut pg_sys::Node,
-    pub late: Late,
-}
-
 /// A statement, read.
 pub struct Reading {
     pub tables: Vec<Reference>,
     pub level: Level,
-    pub late: Vec<Conjunct>,
+    pub late: Vec<Late>,
     /// The expressions behind `Operand::Deferred`, by its number; NULL for a subquery, whose value only the executor knows.
     pub values: Vec<*mut pg_sys::Node>,
 }
@@ -62,10 +54,10 @@ pub struct Reader<'a> {
     pub columns: Columns,
     /// The queries around the current one, outermost first.
     pub levels: Vec<*mut pg_sys::Query>,
-    /// Equalities met in the condition being read.
-    pub late: Vec<Late>,
+    /// Comparisons met in the condition being read.
+    pub understood: Understood,
     pub values: Vec<*mut pg_sys::Node>,
-    conjuncts: Vec<Conjunct>,
+    late: Vec<Late>,
     tables: Vec<Reference>,
     inlined: Inlined,
     /// Sublinks that stand by themselves in a WHERE, with the outer column of `outer = ANY (..)`.
@@ -89,9 +81,9 @@ pub unsafe fn read(catalog: &Catalog, query: *mut pg_sys::Query, params: pg_sys:
         planner: std::ptr::null_mut(),
         columns: Columns::default(),
         levels: Vec::new(),
-        late: Vec::new(),
+        understood: Understood::default(),
         values: Vec::new(),
-        conjuncts: Vec::new(),
+        late: Vec::new(),
         tables: Vec::new(),
         inlined: Inlined::new(),
         required: HashMap::new(),
@@ -99,7 +91,7 @@ pub unsafe fn read(catalog: &Catalog, query: *mut pg_sys::Query, params: pg_sys:
     let arms = reader.arms(query);
     let all = Derived { arms: arms.levels.into_iter().map(|(level, _)| level).collect(), outputs: Vec::new() };
     let level = level(Node::Derived(all));
-    Reading { tables: reader.tables, level, late: reader.conjuncts, values: reader.values }
+    Reading { tables: reader.tables, level, late: reader.late, values: reader.values }
 }
 
 /// A planner state with nothing but parameters in it.
@@ -249,13 +241,13 @@ impl Reader<'_> {
 
     /// The facts of a whole condition; remembers which of its conjuncts become known late.
     unsafe fn whole(&mut self, query: *mut pg_sys::Query, whole: *mut *mut pg_sys::Node) -> Vec<Fact> {
-        self.late.clear();
+        self.understood = Understood::default();
         let facts = self.facts(*whole);
         let mut conjuncts = Vec::new();
         conjuncts_of(*whole, &mut conjuncts);
-        let late = std::mem::take(&mut self.late);
-        let late = late.into_iter().filter(|late| conjuncts.contains(&late.equality.cast()));
-        self.conjuncts.extend(late.map(|late| Conjunct { query, whole, late }));
+        let understood = std::mem::take(&mut self.understood);
+        let late = conjuncts.into_iter().filter_map(|conjunct| understood.late(conjunct));
+        self.late.extend(late.map(|condition| Late { query, whole, condition }));
         facts
     }
 
@@ -266,7 +258,11 @@ impl Reader<'_> {
             pg_sys::NodeTag::T_JoinExpr => {
                 let join = node.cast::<pg_sys::JoinExpr>();
                 let (mut left, mut right) = (self.node(query, (*join).larg), self.node(query, (*join).rarg));
-                let on = self.facts((*join).quals);
+                let on = match (*join).jointype {
+                    // One more condition that cannot be merged or hashed, a full join would not take.
+                    pg_sys::JoinType::JOIN_FULL => self.facts((*join).quals),
+                    _ => self.whole(query, std::ptr::addr_of_mut!((*join).quals)),
+                };
                 let kind = match (*join).jointype {
                     pg_sys::JoinType::JOIN_INNER => Join::Inner,
                     pg_sys::JoinType::JOIN_LEFT => Join::Left,

@@ -6,7 +6,7 @@
 
 use pgrx::pg_sys;
 
-use super::read::{Conjunct, Reference};
+use super::read::Reference;
 use super::tree::{cast, nth, rte, subqueries, walk_level};
 
 /// Puts foreign table `child` in the place of the logical table. Returns whether it did.
@@ -124,70 +124,4 @@ unsafe fn same_layout(parent: pg_sys::Oid, child: pg_sys::Oid, is_target: bool) 
     pg_sys::table_close(child, pg_sys::NoLock as _);
     pg_sys::table_close(parent, pg_sys::NoLock as _);
     same && !triggers
-}
-
-/// Adds `column = ANY (ARRAY[(SELECT value)])` beside `column = value`, whose value is computed when the statement
-/// starts: the former is sent to the shard as a value, the latter prunes the shards before any is asked. (As a plain
-/// equality it would join the other's equivalence class, and pruning would be lost.)
-///
-/// # Safety
-/// As [`substitute`].
-pub unsafe fn send_as_value(conjunct: &Conjunct) {
-    let original = conjunct.late.equality;
-    let value_at = conjunct.late.value_at;
-    let operator = match value_at {
-        1 => (*original).opno,
-        _ => pg_sys::get_commutator((*original).opno),
-    };
-    let (Some(column), Some(value)) = (nth((*original).args, 1 - value_at), nth((*original).args, value_at)) else {
-        return;
-    };
-    let Some(array) = array_of_value(pg_sys::copyObjectImpl(value).cast()) else { return };
-    if operator == pg_sys::InvalidOid {
-        return;
-    }
-    let any = pgrx::PgBox::<pg_sys::ScalarArrayOpExpr>::alloc_node(pg_sys::NodeTag::T_ScalarArrayOpExpr).into_pg();
-    (*any).opno = operator;
-    (*any).opfuncid = pg_sys::get_opcode(operator);
-    (*any).useOr = true;
-    (*any).inputcollid = (*original).inputcollid;
-    (*any).args = list_of(&[pg_sys::copyObjectImpl(column).cast(), array.cast()]);
-    (*any).location = -1;
-    *conjunct.whole = pg_sys::make_andclause(list_of(&[*conjunct.whole, any.cast()])).cast();
-    (*conjunct.query).hasSubLinks = true;
-}
-
-unsafe fn list_of(nodes: &[*mut pg_sys::Node]) -> *mut pg_sys::List {
-    nodes.iter().fold(std::ptr::null_mut(), |list, node| pg_sys::lappend(list, (*node).cast()))
-}
-
-/// `ARRAY[(SELECT value)]`.
-unsafe fn array_of_value(value: *mut pg_sys::Node) -> Option<*mut pg_sys::ArrayExpr> {
-    let element = pg_sys::exprType(value);
-    let array_type = pg_sys::get_array_type(element);
-    if array_type == pg_sys::InvalidOid {
-        return None;
-    }
-    let array = pgrx::PgBox::<pg_sys::ArrayExpr>::alloc_node(pg_sys::NodeTag::T_ArrayExpr).into_pg();
-    (*array).array_typeid = array_type;
-    (*array).array_collid = pg_sys::exprCollation(value);
-    (*array).element_typeid = element;
-    (*array).elements = list_of(&[select_value(value).cast()]);
-    (*array).location = -1;
-    Some(array)
-}
-
-/// `(SELECT value)`.
-unsafe fn select_value(value: *mut pg_sys::Node) -> *mut pg_sys::SubLink {
-    let query = pgrx::PgBox::<pg_sys::Query>::alloc_node(pg_sys::NodeTag::T_Query).into_pg();
-    let target = pg_sys::makeTargetEntry(value.cast(), 1, pg_sys::pstrdup(c"value".as_ptr()), false);
-    (*query).commandType = pg_sys::CmdType::CMD_SELECT;
-    (*query).canSetTag = true;
-    (*query).targetList = list_of(&[target.cast()]);
-    (*query).jointree = pg_sys::makeFromExpr(std::ptr::null_mut(), std::ptr::null_mut());
-    let link = pgrx::PgBox::<pg_sys::SubLink>::alloc_node(pg_sys::NodeTag::T_SubLink).into_pg();
-    (*link).subLinkType = pg_sys::SubLinkType::EXPR_SUBLINK;
-    (*link).subselect = query.cast();
-    (*link).location = -1;
-    link
 }
