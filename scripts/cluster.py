@@ -124,13 +124,16 @@ class Cluster:
                 server.port = free_port()  # somebody took the port in the meantime
                 server.configure()
 
-    def new_database(self, name):
-        """An empty coordinator database with empty shard databases of its own, registered as shard-0, shard-1, ..."""
+    def new_database(self, name, options=""):
+        """An empty coordinator database with empty shard databases of its own, registered as shard-0, shard-1, ...
+
+        `options`: of CREATE DATABASE, for all of them.
+        """
         by_server = {}
         for shard in range(self.shards):
             by_server.setdefault(self.shard_server(shard), []).append(self.shard_database(shard, name))
         by_server.setdefault(self.coordinator, []).append(name)
-        self._parallel(lambda item: item[0].psql("".join(f'CREATE DATABASE "{each}";\n' for each in item[1])),
+        self._parallel(lambda item: item[0].psql("".join(f'CREATE DATABASE "{each}" {options};\n' for each in item[1])),
                        by_server.items())
         if self.extension:
             self.psql("CREATE EXTENSION pg_shardmap CASCADE;\n" + "".join(

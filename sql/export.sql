@@ -21,6 +21,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     keyspace text := space ->> 'name';
 BEGIN
+    PERFORM shardmap._check_letters(keyspace);
     DELETE FROM shardmap.key_range r WHERE r.keyspace = space ->> 'name';
     DELETE FROM shardmap.pin p WHERE p.keyspace = space ->> 'name';
     DELETE FROM shardmap.shard s WHERE s.keyspace = space ->> 'name';
@@ -94,6 +95,7 @@ DECLARE
     server pg_foreign_server;
     changes text;
 BEGIN
+    PERFORM shardmap._check_letters(name);
     SELECT f.* INTO server FROM pg_foreign_server f WHERE f.srvname = name;
     IF NOT FOUND THEN
         EXECUTE format('CREATE SERVER %I FOREIGN DATA WRAPPER shardmap_fdw OPTIONS (%s)', name,

@@ -22,6 +22,21 @@ COMMENT ON FUNCTION shardmap._lock_keyspace(text) IS 'the keyspace''s row, locke
 REVOKE ALL ON FUNCTION shardmap._lock_keyspace(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._lock_keyspace(text) TO shardmap_admin;
 
+-- Names travel as UTF-8 between the coordinator's parts; keys and everything else may have any letters.
+CREATE FUNCTION shardmap._check_letters(name text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('server_encoding') <> 'UTF8' AND name ~ '[^[:ascii:]]' THEN
+        RAISE EXCEPTION 'name "%" has letters beyond ASCII', name
+            USING ERRCODE = 'feature_not_supported', DETAIL = format('The encoding of this database is %s.', current_setting('server_encoding')),
+                HINT = 'Only in databases of encoding UTF8 may keyspaces, shards, logical tables, their schemas and columns have such names.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_letters(text) IS 'raises an error if a name has letters beyond ASCII in a database of another encoding than UTF8';
+REVOKE ALL ON FUNCTION shardmap._check_letters(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_letters(text) TO shardmap_admin;
+
 CREATE FUNCTION shardmap.create_keyspace(
     name text,
     strategy text DEFAULT 'ring',
@@ -53,6 +68,7 @@ BEGIN
     ELSIF strategy <> 'range' AND range_order IS NOT NULL THEN
         RAISE EXCEPTION 'range_order requires strategy "range"' USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    PERFORM shardmap._check_letters(name);
     INSERT INTO shardmap.keyspace (name, strategy, vnodes, allocation, range_order) VALUES ($1, $2, $3, $4, $5);
     PERFORM shardmap.publish_map(name);
 END

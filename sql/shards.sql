@@ -161,6 +161,7 @@ BEGIN
         RAISE EXCEPTION 'foreign server "%" already exists', name
             USING ERRCODE = 'duplicate_object', HINT = 'Choose another name for the shard, or drop the server.';
     END IF;
+    PERFORM shardmap._check_letters(name);
     PERFORM shardmap._check_weight(name, weight);
 END
 $$;

@@ -62,6 +62,8 @@ BEGIN
     ELSIF NOT pg_has_role(class.relowner, 'USAGE') THEN
         RAISE EXCEPTION 'must be owner of table %', relation USING ERRCODE = 'insufficient_privilege';
     END IF;
+    PERFORM shardmap._check_letters(concat(class.relnamespace::regnamespace, class.relname, (SELECT string_agg(a.attname, '')
+        FROM pg_attribute a WHERE a.attrelid = class.oid AND a.attnum > 0 AND NOT a.attisdropped)));
 END
 $$;
 COMMENT ON FUNCTION shardmap._check_relation(regclass) IS 'raises an error unless the relation is an ordinary permanent table of the caller''s that is not distributed yet';

@@ -5,6 +5,8 @@
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
 
+use crate::pg::encoding::message;
+
 /// A reason why something is not done, ready to be shown to the user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refusal {
@@ -33,12 +35,12 @@ impl Refusal {
 
     /// Reports the refusal at `level`; returns only for levels below ERROR.
     pub fn report(self, level: PgLogLevel) {
-        let mut report = ErrorReport::new(self.code, self.message, "pg_shardmap");
+        let mut report = ErrorReport::new(self.code, message(self.message), "pg_shardmap");
         if let Some(detail) = self.detail {
-            report = report.set_detail(detail);
+            report = report.set_detail(message(detail));
         }
         if let Some(hint) = self.hint {
-            report = report.set_hint(hint);
+            report = report.set_hint(message(hint));
         }
         report.report(level);
     }

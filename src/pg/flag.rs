@@ -6,7 +6,6 @@
 //! Read next: `fdw::note` for where the note comes from, `stats` for where counts go.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::CStr;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -17,6 +16,7 @@ use pgrx::PgLogLevel;
 use shardmap_core::fingerprint::{comments_contain, statement_with_comments};
 use shardmap_core::route::Step;
 
+use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{self, Note};
 use crate::pg::fdw::{lazy, order, users};
@@ -143,8 +143,7 @@ unsafe fn source_text(estate: *mut pg_sys::EState) -> String {
     if text.is_null() || planned.is_null() {
         return String::new();
     }
-    // A database of another encoding than UTF-8 may hold bytes that are no text here; the shape stays.
-    let text = CStr::from_ptr(text).to_string_lossy();
+    let text = encoding::shape(text);
     statement_with_comments(&text, stats::backslash(), (*planned).stmt_location, (*planned).stmt_len).to_owned()
 }
 

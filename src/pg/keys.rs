@@ -3,10 +3,13 @@
 //! Decides which types can be keys. What always holds: equal keys, by the type's own `=`, become equal
 //! [`KeyValue`]s' canonical text. Refuses types and collations for which that cannot be promised.
 
+use std::borrow::Cow;
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
 use shardmap_core::key::{CanonicalBuf, KeyKind, KeyValue};
+
+use crate::pg::encoding;
 
 /// A type whose values can be keys: its OID (a domain's base type) and how its values read.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,7 +40,7 @@ impl KeyType {
         Some(Self { oid, kind })
     }
 
-    /// Calls `use_text` with the canonical text of `datum`.
+    /// Calls `use_text` with the canonical text of `datum`, in UTF-8.
     ///
     /// # Safety
     /// `datum` must be a non-null value of this type.
@@ -65,9 +68,13 @@ impl KeyType {
             KeyKind::Timestamptz => Held::Plain(KeyValue::Timestamptz(datum.value() as i64)),
             KeyKind::Uuid => Held::Plain(KeyValue::Uuid(*datum.cast_mut_ptr::<[u8; 16]>())),
             KeyKind::Text | KeyKind::Bpchar | KeyKind::Bytea => {
-                let original = datum.cast_mut_ptr::<pg_sys::varlena>();
-                let plain = detoasted(original);
-                let bytes = Varlena { plain, owned: plain != original };
+                let bytes = Varlena::of(datum);
+                let padded = self.kind == KeyKind::Bpchar;
+                if self.kind != KeyKind::Bytea && !encoding::is_utf8() {
+                    if let Cow::Owned(text) = encoding::utf8_bytes(bytes.bytes()) {
+                        return Held::Converted(text, padded);
+                    }
+                }
                 match self.kind {
                     KeyKind::Text => Held::Text(bytes),
                     KeyKind::Bpchar => Held::Bpchar(bytes),
@@ -107,7 +114,7 @@ pub unsafe fn array_elements(array_type: pg_sys::Oid, array: pg_sys::Datum) -> O
 ///
 /// # Safety
 /// `value` must be a valid variable-length value.
-pub unsafe fn detoasted(value: *mut pg_sys::varlena) -> *mut pg_sys::varlena {
+unsafe fn detoasted(value: *mut pg_sys::varlena) -> *mut pg_sys::varlena {
     use pgrx::varlena::{varatt_is_1b, varatt_is_1b_e, varatt_is_4b_u};
     if varatt_is_4b_u(value) || (varatt_is_1b(value) && !varatt_is_1b_e(value)) {
         return value;
@@ -124,6 +131,8 @@ enum Held {
     Text(Varlena),
     Bpchar(Varlena),
     Bytea(Varlena),
+    /// A text that is not UTF-8 in the database, and whether it is blank-padded.
+    Converted(Vec<u8>, bool),
     Numeric(String),
 }
 
@@ -133,6 +142,8 @@ impl Held {
             Self::Plain(value) => *value,
             Self::Text(bytes) => KeyValue::Text(bytes.bytes()),
             Self::Bpchar(bytes) => KeyValue::Bpchar(bytes.bytes()),
+            Self::Converted(text, false) => KeyValue::Text(text),
+            Self::Converted(text, true) => KeyValue::Bpchar(text),
             Self::Bytea(bytes) => KeyValue::Bytea(bytes.bytes()),
             Self::Numeric(text) => KeyValue::Numeric(text),
         }
@@ -140,13 +151,21 @@ impl Held {
 }
 
 /// A detoasted variable-length value, freed if the detoasting made a copy.
-struct Varlena {
+pub struct Varlena {
     plain: *mut pg_sys::varlena,
     owned: bool,
 }
 
 impl Varlena {
-    fn bytes(&self) -> &[u8] {
+    /// # Safety
+    /// `datum` must be a variable-length value that is not NULL, and outlive the result.
+    pub unsafe fn of(datum: pg_sys::Datum) -> Self {
+        let original = datum.cast_mut_ptr::<pg_sys::varlena>();
+        let plain = detoasted(original);
+        Self { plain, owned: plain != original }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
         // SAFETY: `plain` is a detoasted varlena that lives as long as `self`.
         unsafe { pgrx::varlena::varlena_to_byte_slice(self.plain) }
     }

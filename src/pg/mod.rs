@@ -5,6 +5,7 @@
 
 mod barrier;
 pub mod catalog;
+mod encoding;
 pub mod error;
 pub mod fdw;
 mod flag;

@@ -3,7 +3,7 @@
 //! Refuses a map that does not hold together: the core validates each keyspace as a whole.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::rc::Rc;
 
 use pgrx::pg_sys;
@@ -13,6 +13,7 @@ use shardmap_core::map::{KeyspaceMap, KeyspaceSpec, RangeOrder, RangeSpec, Shard
 
 use super::scan::{self, Row};
 use super::{Catalog, Keyspace, LogicalTable, Partition};
+use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::keys::KeyType;
 
@@ -90,7 +91,7 @@ pub fn load(tables: &Tables) -> Catalog {
     });
     for keyspace in catalog.keyspaces.values() {
         for shard in keyspace.map.shards() {
-            let name = CString::new(shard.name.as_str()).unwrap_or_default();
+            let name = encoding::server_string(shard.name.as_str());
             // SAFETY: a system cache look-up.
             let server = unsafe { pg_sys::get_foreign_server_oid(name.as_ptr(), true) };
             catalog.servers.insert(server, (Rc::clone(keyspace), shard.number));
@@ -112,7 +113,9 @@ pub fn load(tables: &Tables) -> Catalog {
 /// The function of a signature, as `regprocedure` spells it. (A column of that type would keep pg_upgrade away.)
 fn procedure(signature: String) -> Option<pg_sys::Oid> {
     // SAFETY: a built-in function that takes a text, and gives NULL if there is no such function.
-    unsafe { pgrx::direct_function_call(pg_sys::to_regprocedure, &[signature.into_datum()]) }
+    unsafe {
+        pgrx::direct_function_call(pg_sys::to_regprocedure, &[encoding::server(&signature).into_owned().into_datum()])
+    }
 }
 
 /// Builds one keyspace's map from the tables alone, as [`load`] does for all.
@@ -210,7 +213,7 @@ fn logical_table(row: &Row<'_>, keyspaces: &HashMap<String, Rc<Keyspace>>) -> Op
             pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relid)),
             pg_sys::get_rel_name(relid),
         );
-        (key, pg_sys::get_atttype(relid, key), CStr::from_ptr(name).to_string_lossy().into_owned())
+        (key, pg_sys::get_atttype(relid, key), encoding::utf8_string(name))
     };
     Some(LogicalTable {
         relid,
@@ -226,7 +229,7 @@ fn logical_table(row: &Row<'_>, keyspaces: &HashMap<String, Rc<Keyspace>>) -> Op
 
 /// The number of column `name` of `relid`, or 0.
 fn attribute_number(relid: pg_sys::Oid, name: &str) -> pg_sys::AttrNumber {
-    let name = CString::new(name).unwrap_or_default();
+    let name = encoding::server_string(name);
     // SAFETY: a system cache look-up.
     unsafe { pg_sys::get_attnum(relid, name.as_ptr()) }
 }
@@ -245,9 +248,9 @@ fn partitions(parent: pg_sys::Oid, keyspace: &Keyspace) -> HashMap<ShardNumber, 
             // SAFETY: the relation is a foreign table, so it has a server; both structs are palloc'd copies.
             let server = unsafe {
                 let table = pg_sys::GetForeignTable(relid);
-                CStr::from_ptr((*pg_sys::GetForeignServer((*table).serverid)).servername)
+                encoding::utf8_string((*pg_sys::GetForeignServer((*table).serverid)).servername)
             };
-            numbers.get(server.to_str().ok()?).map(|number| (*number, relid))
+            numbers.get(server.as_str()).map(|number| (*number, relid))
         })
         .collect()
 }

@@ -4,9 +4,11 @@
 //! READ; so every scan takes a fresh one. A parallel worker may not take one: it uses the snapshot that it was given.
 
 use std::collections::HashMap;
-use std::ffi::CStr;
 
 use pgrx::{pg_sys, FromDatum, IntoDatum, PgList};
+
+use crate::pg::encoding;
+use crate::pg::keys::Varlena;
 
 /// One row of a catalog table, by column name.
 pub struct Row<'a> {
@@ -30,13 +32,15 @@ impl Row<'_> {
     pub fn text(&self, name: &str) -> Option<String> {
         let (at, type_oid) = *self.columns.get(name)?;
         match type_oid {
-            pg_sys::NAMEOID if !*self.nulls.get(at)? => {
-                // SAFETY: a name is passed as a pointer to a zero-terminated array.
-                let text = unsafe { CStr::from_ptr(self.values.get(at)?.cast_mut_ptr()) };
-                Some(text.to_string_lossy().into_owned())
+            _ if *self.nulls.get(at)? => None,
+            // SAFETY: a name is passed as a pointer to a zero-terminated array.
+            pg_sys::NAMEOID => Some(unsafe { encoding::utf8_string(self.values.get(at)?.cast_mut_ptr()) }),
+            pg_sys::TEXTOID => {
+                // SAFETY: the datum belongs to a live tuple, and is a text.
+                let text = unsafe { Varlena::of(*self.values.get(at)?) };
+                Some(encoding::utf8(text.bytes()).into_owned())
             }
-            pg_sys::NAMEOID => None,
-            _ => self.get(name),
+            _ => None,
         }
     }
 
@@ -111,8 +115,8 @@ unsafe fn column_names(desc: pg_sys::TupleDesc, width: usize) -> HashMap<String,
             if attribute.attisdropped {
                 return None;
             }
-            let name = CStr::from_ptr(attribute.attname.data.as_ptr());
-            Some((name.to_string_lossy().into_owned(), (at, attribute.atttypid)))
+            let name = encoding::utf8_string(attribute.attname.data.as_ptr());
+            Some((name, (at, attribute.atttypid)))
         })
         .collect()
 }

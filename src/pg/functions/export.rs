@@ -6,6 +6,7 @@
 use pgrx::prelude::*;
 use shardmap_core::export::{from_json, to_json, ExportError, KeyspaceExport};
 
+use crate::pg::encoding;
 use crate::pg::error::{sqlstate, Refusal};
 
 impl From<ExportError> for Refusal {
@@ -18,13 +19,14 @@ impl From<ExportError> for Refusal {
     }
 }
 
-/// The keyspaces of an exported document.
-pub fn keyspaces(json: &str) -> Vec<KeyspaceExport> {
-    from_json(json).unwrap_or_else(|error| Refusal::from(error).raise())
+/// The keyspaces of an exported document, which is a text of the database.
+pub fn keyspaces(json: &[u8]) -> Vec<KeyspaceExport> {
+    from_json(&encoding::utf8(json)).unwrap_or_else(|error| Refusal::from(error).raise())
 }
 
 /// Returns the document as the core writes it; raises an error if it does not hold valid maps.
 #[pg_extern(sql = false)]
-fn check_export(json: &str) -> String {
-    to_json(&keyspaces(json)).unwrap_or_else(|error| Refusal::from(error).raise())
+fn check_export(json: &[u8]) -> Vec<u8> {
+    let json = to_json(&keyspaces(json)).unwrap_or_else(|error| Refusal::from(error).raise());
+    encoding::server(&json).into_owned()
 }

@@ -5,14 +5,16 @@
 
 use std::rc::Rc;
 
+use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use shardmap_core::error::RouteError;
 use shardmap_core::ids::{ShardNumber, Token};
 
 use crate::pg::catalog::{self, Catalog, Keyspace};
+use crate::pg::encoding;
 use crate::pg::error::{sqlstate, Refusal};
-use crate::pg::keys::{detoasted, KeyType};
+use crate::pg::keys::{KeyType, Varlena};
 
 /// What Postgres adds to a partition key's only hash value before it takes the remainder (`hash_combine64` with the
 /// seed of an empty row); the same in every version.
@@ -66,7 +68,7 @@ pub fn keyspace(catalog: &Catalog, name: &str) -> Rc<Keyspace> {
 pub fn key_type(oid: pg_sys::Oid) -> KeyType {
     KeyType::of(oid).unwrap_or_else(|| {
         // SAFETY: format_type_be returns a palloc'd string for any OID.
-        let name = unsafe { std::ffi::CStr::from_ptr(pg_sys::format_type_be(oid)).to_string_lossy().into_owned() };
+        let name = unsafe { encoding::utf8_string(pg_sys::format_type_be(oid)) };
         Refusal::new(PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED, format!("type {name} cannot be a shard key"))
             .detail("Equal values of the type may have different texts, or the type is not known to the shards.")
             .hint("Use an integer, text, varchar, char, uuid, numeric, date, timestamp, timestamptz or bytea column.")
@@ -110,19 +112,23 @@ impl Arguments {
     ) -> pg_sys::Datum {
         let (Some(key), Some(name)) = (self.get(0), self.get(1)) else { return self.null() };
         let catalog = catalog::current().unwrap_or_else(|| no_extension());
-        let name = pgrx::varlena::text_to_rust_str_unchecked(detoasted(name.cast_mut_ptr()));
-        let found = match catalog.keyspaces.get(name) {
+        let name = Varlena::of(name);
+        let name = encoding::utf8(name.bytes());
+        let found = match catalog.keyspaces.get(&*name) {
             Some(found) => Rc::clone(found),
-            None => keyspace(&catalog, name),
+            None => keyspace(&catalog, &name),
         };
         let key_type = known.unwrap_or_else(|| key_type(self.type_of(0)));
         key_type.with_canonical(key, |canonical| then(&found, canonical))
     }
 }
 
+/// A text in UTF-8 as Postgres' own.
+///
 /// # Safety
 /// Inside a memory context whose results outlive the function call.
 unsafe fn text(value: &[u8]) -> pg_sys::Datum {
+    let value = encoding::server_bytes(value);
     pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(value.as_ptr().cast(), value.len() as i32))
 }
 
@@ -230,10 +236,13 @@ fn invalidate_caches() {
 /// Validates the keyspace as this transaction has left it, raises its version by one and publishes the change.
 /// Returns the new version.
 #[pg_extern(sql = false)]
-fn publish_map(name: &str) -> i64 {
+fn publish_map(text: &[u8]) -> i64 {
+    let name = &*encoding::utf8(text);
+    // SAFETY: the bytes are those of a text.
+    let text = unsafe { DatumWithOid::new(text, pg_sys::TEXTOID) };
     let version = Spi::get_one_with_args::<i64>(
         "UPDATE shardmap.keyspace SET version = version + 1 WHERE name = $1 RETURNING version",
-        &[name.into()],
+        &[text],
     );
     catalog::invalidate();
     match (catalog::current(), version) {
@@ -252,14 +261,15 @@ fn publish_map(name: &str) -> i64 {
 
 /// SQL, of built-in functions only, that computes the canonical text of `column_sql` on a shard.
 #[pg_extern(sql = false)]
-fn key_sql(key_type_oid: pg_sys::Oid, column_sql: &str) -> String {
-    key_type(key_type_oid).kind.sql(column_sql)
+fn key_sql(key_type_oid: pg_sys::Oid, column_sql: &[u8]) -> Vec<u8> {
+    encoding::server(&key_type(key_type_oid).kind.sql(&encoding::utf8(column_sql))).into_owned()
 }
 
 /// Refuses a column that cannot be a shard key: its type or its collation does not promise one text for equal values.
 #[pg_extern(sql = false)]
-fn check_key_column(relation: pg_sys::Oid, column: &str) {
-    let name = std::ffi::CString::new(column).unwrap_or_default();
+fn check_key_column(relation: pg_sys::Oid, column: &[u8]) {
+    let column = encoding::utf8(column);
+    let name = encoding::server_string(&column);
     // SAFETY: system cache look-ups.
     let (number, type_oid) = unsafe {
         let number = pg_sys::get_attnum(relation, name.as_ptr());

@@ -10,10 +10,16 @@ use shardmap_core::diff::diff;
 use shardmap_core::map::KeyspaceMap;
 
 use super::export::keyspaces;
+use crate::pg::encoding;
 use crate::pg::error::{sqlstate, Refusal};
 
+/// A name as Postgres' text.
+fn text(name: &str) -> Vec<u8> {
+    encoding::server(name).into_owned()
+}
+
 /// The map of the document's only keyspace.
-fn map(json: &str) -> KeyspaceMap {
+fn map(json: &[u8]) -> KeyspaceMap {
     let Some(keyspace) = keyspaces(json).pop() else {
         Refusal::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, "exported map has no keyspace").raise()
     };
@@ -24,16 +30,16 @@ fn map(json: &str) -> KeyspaceMap {
 /// Who gives which part of all keys to whom, from one map to another; the part is exact, as numerator over denominator.
 #[pg_extern(sql = false)]
 fn map_flows(
-    before: &str,
-    after: &str,
+    before: &[u8],
+    after: &[u8],
 ) -> TableIterator<
     'static,
-    (name!(giver, Option<String>), name!(gainer, Option<String>), name!(numerator, i64), name!(denominator, i64)),
+    (name!(giver, Option<Vec<u8>>), name!(gainer, Option<Vec<u8>>), name!(numerator, i64), name!(denominator, i64)),
 > {
     let found = diff(&map(before), &map(after))
         .unwrap_or_else(|error| Refusal::new(PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED, error.to_string()).raise());
     TableIterator::new(found.flows.into_iter().map(|flow| {
-        let name = |shard: Option<shardmap_core::ids::ShardName>| shard.map(String::from);
+        let name = |shard: Option<shardmap_core::ids::ShardName>| shard.map(|shard| text(shard.as_str()));
         let part = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         (name(flow.giver), name(flow.gainer), part(flow.share.numerator), part(flow.share.denominator))
     }))
@@ -42,11 +48,11 @@ fn map_flows(
 /// Share, vnodes, weight and load of each shard of a ring, with the spread of the loads.
 #[pg_extern(sql = false)]
 fn map_balance(
-    json: &str,
+    json: &[u8],
 ) -> TableIterator<
     'static,
     (
-        name!(shard, String),
+        name!(shard, Vec<u8>),
         name!(share, f64),
         name!(vnodes, i32),
         name!(weight, f64),
@@ -59,6 +65,6 @@ fn map_balance(
     let (max_over_mean, stdev) = (balance.load.map(|load| load.max_over_mean), balance.load.map(|load| load.stdev));
     TableIterator::new(balance.shards.into_iter().map(move |shard| {
         let vnodes = i32::try_from(shard.vnodes).unwrap_or(i32::MAX);
-        (String::from(shard.shard), shard.share.value(), vnodes, shard.weight, shard.load, max_over_mean, stdev)
+        (text(shard.shard.as_str()), shard.share.value(), vnodes, shard.weight, shard.load, max_over_mean, stdev)
     }))
 }

@@ -8,6 +8,7 @@ use shardmap_core::alloc;
 use shardmap_core::ids::ShardName;
 
 use super::export::keyspaces;
+use crate::pg::encoding;
 use crate::pg::error::Refusal;
 
 /// As many as a shard can have; choosing them cannot be cancelled.
@@ -31,13 +32,14 @@ fn positions(tokens: Vec<u32>) -> Vec<i64> {
 
 /// The positions of strategy `ring` by MD5 of the shard's name and a number.
 #[pg_extern(sql = false)]
-fn random_tokens(shard: &str, count: i32) -> Vec<i64> {
-    positions(alloc::random_tokens(shard, positive(count)))
+fn random_tokens(shard: &[u8], count: i32) -> Vec<i64> {
+    positions(alloc::random_tokens(&encoding::utf8(shard), positive(count)))
 }
 
 /// Positions that even out the load among the other shards of an exported map of one keyspace.
 #[pg_extern(sql = false)]
-fn balanced_tokens(map: &str, shard: &str, weight: f64, count: i32) -> Vec<i64> {
+fn balanced_tokens(map: &[u8], shard: &[u8], weight: f64, count: i32) -> Vec<i64> {
+    let shard = &*encoding::utf8(shard);
     let others: Vec<_> = keyspaces(map)
         .into_iter()
         .flat_map(|keyspace| keyspace.spec.shards)

@@ -14,6 +14,7 @@ use super::columns::{strip, Columns};
 use super::late::{Late, Understood};
 use super::tree::{cast, items, nth, rte, tag, walk_expression, walk_level};
 use crate::pg::catalog::{Catalog, LogicalTable};
+use crate::pg::encoding;
 
 /// How a statement uses a table.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,7 +144,7 @@ impl Reader<'_> {
                 && (*body).commandType == pg_sys::CmdType::CMD_SELECT
                 && !pg_sys::contain_volatile_functions(body.cast());
             if inline {
-                let name = std::ffi::CStr::from_ptr((*cte).ctename).to_string_lossy().into_owned();
+                let name = encoding::utf8_string((*cte).ctename);
                 self.inlined.insert((query as usize, name), body);
             } else {
                 let arms = self.arms(body);
@@ -304,7 +305,7 @@ impl Reader<'_> {
     }
 
     unsafe fn cte(&mut self, query: *mut pg_sys::Query, rti: u32, entry: *mut pg_sys::RangeTblEntry) -> Node {
-        let name = std::ffi::CStr::from_ptr((*entry).ctename).to_string_lossy().into_owned();
+        let name = encoding::utf8_string((*entry).ctename);
         let Some(depth) = self.levels.len().checked_sub(1 + (*entry).ctelevelsup as usize) else { return Node::Local };
         let Some(body) = self.inlined.get(&(self.levels[depth] as usize, name)).copied() else { return Node::Local };
         // The body stands below the level of its WITH, not below this one.
