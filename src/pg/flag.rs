@@ -159,13 +159,19 @@ fn apply_policy(note: &Note, text: &str) {
         FanoutPolicy::Warning => (PgLogLevel::WARNING, PgSqlErrorCode::ERRCODE_WARNING),
         FanoutPolicy::Error => (PgLogLevel::ERROR, PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED),
     };
-    if policy == FanoutPolicy::Error {
-        stats::count_step(stats::Step::Refused);
-    }
-    Refusal::new(code, format!("query on {} asks all {} shards", note.tables, note.shards))
+    let refusal = Refusal::new(code, format!("query on {} asks all {} shards", note.tables, note.shards))
         .detail(note.reason.clone())
-        .hint(note.hint.clone())
-        .report(level);
+        .hint(note.hint.clone());
+    match policy {
+        FanoutPolicy::Error => refuse(refusal),
+        _ => refusal.report(level),
+    }
+}
+
+/// Refuses a statement on logical tables before it runs, and counts it as refused.
+pub fn refuse(refusal: Refusal) -> ! {
+    stats::count_step(stats::Step::Refused);
+    refusal.raise()
 }
 
 static PREVIOUS_START: OnceLock<pg_sys::ExecutorStart_hook_type> = OnceLock::new();

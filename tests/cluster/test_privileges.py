@@ -182,6 +182,58 @@ def test_row_security_one_plan_for_two_users(db, users, policy):
             conn.execute("RESET ROLE")
 
 
+def copied(conn, sql):
+    with conn.cursor().copy(sql) as copy:
+        return sorted(bytes(row).decode() for row in copy)
+
+
+def test_copy_to_is_refused_under_row_security_as_without(db, cleo, policy, tmp_path):
+    """Postgres copies the rows of ONLY the table, of which there are none."""
+    cleo.execute("SET app.tenant = cleo")
+    db.psql("GRANT pg_write_server_files, pg_execute_server_program TO cleo")
+    try:
+        for user in (cleo, db.connect()):
+            for sql in ("COPY tenant TO STDOUT", "COPY public.tenant (id, k) TO STDOUT (FORMAT csv, HEADER)",
+                        f"COPY tenant TO '{tmp_path}/x'", "COPY tenant TO PROGRAM 'cat'",
+                        "DO $$ BEGIN EXECUTE 'COPY tenant TO ''/dev/null'' CSV'; END $$"):
+                with pytest.raises(errors.WrongObjectType, match="cannot copy from partitioned table") as caught:
+                    user.execute(sql)
+                assert caught.value.diag.message_hint == "Try the COPY (SELECT ...) TO variant."
+        # A partition has no policies: who may read it sees Postgres' own error.
+        with pytest.raises(errors.InsufficientPrivilege):
+            cleo.execute("COPY tenant_0 TO STDOUT")
+        with pytest.raises(errors.WrongObjectType, match="cannot copy from foreign table"):
+            user.execute("COPY tenant_0 TO STDOUT")
+        user.close()
+    finally:
+        db.psql("REVOKE pg_write_server_files, pg_execute_server_program FROM cleo")
+    assert len(copied(cleo, "COPY (SELECT * FROM tenant) TO STDOUT")) == 3
+    assert copied(cleo, "COPY (SELECT * FROM ONLY tenant) TO STDOUT") == []
+    cleo.execute("SET row_security = off")
+    with pytest.raises(errors.InsufficientPrivilege, match="row-level security"):
+        cleo.execute("COPY tenant TO STDOUT")
+
+
+def test_copy_under_row_security_of_others(db, cleo, policy):
+    """Who may not read the table learns nothing more; ordinary and partitioned tables are Postgres' own affair."""
+    db.psql("""REVOKE ALL ON tenant FROM cleo; CREATE TABLE own (k text); INSERT INTO own VALUES ('cleo'), ('dan');
+               CREATE POLICY own ON own USING (k = current_user); ALTER TABLE own ENABLE ROW LEVEL SECURITY;
+               CREATE TABLE parted (k text) PARTITION BY LIST (k); ALTER TABLE parted ENABLE ROW LEVEL SECURITY;
+               GRANT SELECT ON own, parted TO cleo""")
+    try:
+        with pytest.raises(errors.InsufficientPrivilege):
+            cleo.execute("COPY tenant TO STDOUT")
+        with pytest.raises(errors.UndefinedTable):
+            cleo.execute("COPY nothing TO STDOUT")
+        assert copied(cleo, "COPY own TO STDOUT") == ["cleo\n"]
+        assert copied(cleo, "COPY parted TO STDOUT") == []
+        db.psql("GRANT SELECT (id) ON tenant TO cleo")
+        with pytest.raises(errors.WrongObjectType):
+            cleo.execute("COPY tenant (id) TO STDOUT")
+    finally:
+        db.psql("DROP TABLE own, parted; REVOKE ALL (id) ON tenant FROM cleo")
+
+
 def seen(conn, sql):
     """What the function peep was shown while the statement ran."""
     found = []
