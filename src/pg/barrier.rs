@@ -10,6 +10,7 @@ use pgrx::prelude::*;
 
 use crate::pg::catalog::LogicalTable;
 use crate::pg::error::Refusal;
+use crate::pg::flag;
 use crate::pg::query::read::{Reading, Reference, Usage};
 use crate::pg::query::tree::{cast, items, walk_expression};
 
@@ -29,10 +30,10 @@ pub unsafe fn is_needed(query: *mut pg_sys::Query, reading: &Reading) -> bool {
             continue;
         }
         if target.query != query {
-            refusal(table, "A data-modifying CTE writes the table.").raise()
+            flag::refuse(refusal(table, "A data-modifying CTE writes the table."))
         }
         if reads_after_writing(query) {
-            refusal(table, "A subquery in RETURNING would be computed after the write.").raise()
+            flag::refuse(refusal(table, "A subquery in RETURNING would be computed after the write."))
         }
         needed = true;
     }

@@ -23,6 +23,7 @@ use crate::pg::barrier;
 use crate::pg::catalog::{self, Keyspace, LogicalTable};
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{mark, LateKeys, Note, Planned, Planning};
+use crate::pg::flag;
 use crate::pg::query::inline::{inline, is_candidate};
 use crate::pg::query::late::send_as_value;
 use crate::pg::query::read::{read, Reading, Reference, Usage};
@@ -233,13 +234,13 @@ fn refuse_incomplete(table: &LogicalTable) {
         .filter(|shard| !table.partitions.contains_key(&shard.number))
         .map(|shard| format!("\"{}\"", shard.name))
         .collect();
-    Refusal::new(
+    let refusal = Refusal::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("logical table {} has no partition for shard {}", table.name, missing.join(", ")),
     )
     .detail("Its foreign server or partition was dropped or renamed; rows on that shard would be missing.")
-    .hint("Make the server again under the shard's name, and the partition as a foreign table on it.")
-    .raise()
+    .hint("Make the server again under the shard's name, and the partition as a foreign table on it.");
+    flag::refuse(refusal)
 }
 
 /// Refuses what postgres_fdw would refuse less clearly, or not at all.
@@ -251,23 +252,23 @@ unsafe fn refuse_unsupported(reading: &Reading) {
             && !(*statement).onConflict.is_null()
             && !is_plain_do_nothing((*statement).onConflict)
         {
-            Refusal::new(
+            let refusal = Refusal::new(
                 PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
                 format!("ON CONFLICT with a conflict target or DO UPDATE is not supported on table {table}"),
             )
             .detail("Its rows are unique on their shards, not here.")
             .hint(
                 "Use ON CONFLICT DO NOTHING without a target, or UPDATE the row first and INSERT it if there is none.",
-            )
-            .raise()
+            );
+            flag::refuse(refusal)
         }
         if reference.usage == Usage::Merge {
-            Refusal::new(
+            let refusal = Refusal::new(
                 PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
                 format!("MERGE into table {table} is not supported"),
             )
-            .hint("Use UPDATE, DELETE and INSERT .. ON CONFLICT DO NOTHING in one transaction.")
-            .raise()
+            .hint("Use UPDATE, DELETE and INSERT .. ON CONFLICT DO NOTHING in one transaction.");
+            flag::refuse(refusal)
         }
     }
 }

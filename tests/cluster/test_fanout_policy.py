@@ -270,3 +270,19 @@ def test_refused_statements_are_counted_apart(conn):
     conn.execute("SET shardmap.fanout_policy = error")
     assert conn.execute("SELECT try_all()").fetchone() == ("refused",)
     assert counted(conn) == ({"refused": 1}, {}, [])
+
+
+@pytest.mark.parametrize("sql", [
+    "UPDATE t SET k = 8 WHERE k = 7 AND id = 1", "UPDATE t SET k = k + 1",
+    "INSERT INTO t VALUES (7, 1) ON CONFLICT (k, id) DO UPDATE SET c = 'x'",
+    "INSERT INTO t VALUES (7, 1), (8, 1) ON CONFLICT (k, id) DO NOTHING",
+    "MERGE INTO t USING u ON t.k = u.k AND t.id = u.id WHEN MATCHED THEN DELETE",
+    "WITH w AS (DELETE FROM t WHERE k = 7 RETURNING k) SELECT count(*) FROM w JOIN t USING (k)",
+    "UPDATE t SET c = c WHERE k = 7 RETURNING (SELECT count(*) FROM t x WHERE x.k = 7)"])
+def test_statements_refused_while_planned_are_counted(db, conn, sql):
+    for settings in ("RESET shardmap.enable_routing", "SET shardmap.enable_routing = off"):
+        conn.execute(settings)
+        conn.execute("SELECT shardmap.reset_fanout_queries(), shardmap.reset_stat_routing()")
+        with pytest.raises(errors.FeatureNotSupported):
+            conn.execute(sql)
+        assert counted(conn) == ({"refused": 1}, {}, [])

@@ -79,7 +79,7 @@ unsafe fn refuse_key_change(root: *mut pg_sys::PlannerInfo, plan: *mut pg_sys::M
     let assigned = PgList::<i32>::from_pg((*root).update_colnos);
     let changes_key = assigned.iter_int().any(|column| column == i32::from(key));
     if changes_key {
-        key_change(&partition).raise()
+        flag::refuse(key_change(&partition))
     }
 }
 
