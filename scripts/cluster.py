@@ -124,27 +124,29 @@ class Cluster:
                 server.port = free_port()  # somebody took the port in the meantime
                 server.configure()
 
-    def new_database(self, name, options=""):
+    def new_database(self, name, options="", shards=None, strategy=None):
         """An empty coordinator database with empty shard databases of its own, registered as shard-0, shard-1, ...
 
-        `options`: of CREATE DATABASE, for all of them.
+        `options`: of CREATE DATABASE, for all of them. There are as many as the cluster has shards, or `shards`; they are
+        in keyspace main, or in a keyspace of that `strategy`, which is its name as well.
         """
-        by_server = {}
-        for shard in range(self.shards):
+        count, by_server = self.shards if shards is None else shards, {}
+        for shard in range(count):
             by_server.setdefault(self.shard_server(shard), []).append(self.shard_database(shard, name))
         by_server.setdefault(self.coordinator, []).append(name)
         self._parallel(lambda item: item[0].psql("".join(f'CREATE DATABASE "{each}" {options};\n' for each in item[1])),
                        by_server.items())
         if self.extension:
-            self.psql("CREATE EXTENSION pg_shardmap CASCADE;\n" + "".join(
-                f"SELECT shardmap.add_shard('shard-{shard}', host => '127.0.0.1', "
-                f"port => {self.shard_server(shard).port}, dbname => '{self.shard_database(shard, name)}');\n"
-                for shard in range(self.shards)), name)
+            keyspace = f"SELECT shardmap.create_keyspace('{strategy}', strategy => '{strategy}');\n" if strategy else ""
+            self.psql("CREATE EXTENSION pg_shardmap CASCADE;\n" + keyspace + "".join(
+                f"SELECT shardmap.add_shard('shard-{shard}', host => '127.0.0.1', port => {self.shard_server(shard).port}, "
+                f"dbname => '{self.shard_database(shard, name)}', keyspace => '{strategy or 'main'}');\n"
+                for shard in range(count)), name)
         return self.dsn(name)
 
-    def drop_database(self, name):
+    def drop_database(self, name, shards=None):
         self.coordinator.psql(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-        for shard in range(self.shards):
+        for shard in range(self.shards if shards is None else shards):
             database = self.shard_database(shard, name)
             self.shard_server(shard).psql(f'DROP DATABASE IF EXISTS "{database}" WITH (FORCE)')
 

@@ -6,12 +6,10 @@ in every way that matters (`WAYS`: literals or parameters, in text or binary, pr
 with routing and without) and compares the answer and the shards asked each time. Next: conftest.py.
 """
 
-import re
 from dataclasses import dataclass
 
 import psycopg
-
-LOGGED = re.compile(r"^\S+ \S+ \S+ \[\d+\] .*? (?P<database>\S+) LOG:  (?:statement|execute [^:]*): (?P<sql>.*)$")
+from shardlog import ShardLog
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,7 @@ class Database:
     def __init__(self, cluster, name):
         self.cluster, self.name = cluster, name
         self.users = []
+        self._log = ShardLog(cluster, name)
         self._ways = {}
         self._owners = {}
 
@@ -106,20 +105,7 @@ class Database:
 
     def asked(self, call):
         """The result of `call()`, and the statements that each shard of this database got meanwhile: {number: [sql]}."""
-        servers = {self.cluster.shard_server(number) for number in range(self.cluster.shards)}
-        before = {server: server.log.stat().st_size for server in servers}
-        result = call()
-        numbers = {self.cluster.shard_database(n, self.name): n for n in range(self.cluster.shards)}
-        found = {}
-        for server in servers:
-            with open(server.log, errors="replace") as log:
-                log.seek(before[server])
-                # A statement of several lines goes on after a tab.
-                for line in log.read().replace("\n\t", " ").splitlines():
-                    match = LOGGED.match(line)
-                    if match and match["database"] in numbers:
-                        found.setdefault(numbers[match["database"]], []).append(match["sql"])
-        return result, found
+        return self._log.asked(call)
 
     def way(self, way):
         """The session in which statements are run in that way."""

@@ -1,0 +1,45 @@
+"""What reached the shards: statements in the logs of their servers, which must have log_statement = all.
+
+A server logs a statement when it begins, so that all of a call's statements are in the log when the call has its answer.
+Next: cluster.py.
+"""
+
+import contextlib
+import re
+
+LOGGED = re.compile(r"^\S+ \S+ \S+ \[\d+\] .*? (?P<database>\S+) LOG:  (?:statement|execute [^:]*): (?P<sql>.*)$")
+
+
+class ShardLog:
+    """The logs of the shards of one coordinator database."""
+
+    def __init__(self, cluster, database, shards=None):
+        numbers = range(cluster.shards if shards is None else shards)
+        self.servers = {cluster.shard_server(number) for number in numbers}
+        self.numbers = {cluster.shard_database(number, database): number for number in numbers}
+
+    def asked(self, call):
+        """The result of `call()`, and the statements that each shard got meanwhile: {number: [sql]}."""
+        before = {server: server.log.stat().st_size for server in self.servers}
+        result = call()
+        found = {}
+        for server in self.servers:
+            with open(server.log, errors="replace") as log:
+                log.seek(before[server])
+                # A statement of several lines goes on after a tab.
+                for line in log.read().replace("\n\t", " ").splitlines():
+                    match = LOGGED.match(line)
+                    if match and match["database"] in self.numbers:
+                        found.setdefault(self.numbers[match["database"]], []).append(match["sql"])
+        return result, found
+
+    @contextlib.contextmanager
+    def switched_on(self):
+        """The servers log statements while this holds, in sessions that exist already only after a moment."""
+        for server in self.servers:
+            server.psql("ALTER SYSTEM SET log_statement = 'all'; SELECT pg_reload_conf()")
+        try:
+            yield self
+        finally:
+            for server in self.servers:
+                server.psql("ALTER SYSTEM RESET log_statement; SELECT pg_reload_conf()")
