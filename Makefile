@@ -10,7 +10,7 @@ PROFILE ?= release
 MINUTES ?= 60
 export PG PG_CONFIG
 
-.PHONY: help demo test cluster cluster-down bench lint differential postgres install-extension tools clean
+.PHONY: help demo test cluster cluster-down bench experiments lint differential postgres install-extension tools clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -34,6 +34,9 @@ cluster-down: ## stops the servers of DIR; the data stays, `make cluster` starts
 
 bench: ## one figure a line: name value; BENCH="routing ..." chooses programs, BENCH_ONLY=regexp figures
 	@scripts/bench.sh $(BENCH)
+
+experiments: ## one shard against all shards, by three routers: CSV files and charts in RESULTS_DIR
+	@scripts/experiments.sh
 
 lint: ## formatting, clippy, where unsafe stands, length of files
 	@scripts/lint.sh

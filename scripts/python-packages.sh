@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Installs requirements.txt into .tools/venv, once for each content of that file.
+# Installs requirements.txt, and other lists of this folder that are named, into .tools/venv, each once for its content.
 . "$(dirname "$0")/lib.sh"
 install() {
-    if cmp -s "$ROOT/scripts/requirements.txt" "$TOOLS/venv/requirements.txt"; then return; fi
-    timed "installing pytest and psycopg into .tools/venv" "10 s" \
-        "$TOOLS/venv/bin/python" -m pip install --quiet --requirement "$ROOT/scripts/requirements.txt"
-    cp "$ROOT/scripts/requirements.txt" "$TOOLS/venv/requirements.txt"
+    local list
+    for list in requirements.txt "$@"; do
+        if cmp -s "$ROOT/scripts/$list" "$TOOLS/venv/$list"; then continue; fi
+        timed "installing $(sed -n 's/^\([a-z-]*\).*==.*/\1/p' "$ROOT/scripts/$list" | paste -sd' ') into .tools/venv" "10 s" \
+            "$TOOLS/venv/bin/python" -m pip install --quiet --requirement "$ROOT/scripts/$list"
+        cp "$ROOT/scripts/$list" "$TOOLS/venv/$list"
+    done
 }
-locked python-packages install
+locked python-packages install "$@"
