@@ -17,7 +17,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
 use shardmap_core::ids::ShardNumber;
-use shardmap_core::route::{decide, Late, Operand, Reach, Reason, Step};
+use shardmap_core::route::{decide, Late, Operand, Reach, Reason, Spread, Step};
 
 use crate::pg::barrier;
 use crate::pg::catalog::{self, Keyspace, LogicalTable};
@@ -128,18 +128,24 @@ unsafe fn route(reading: &Reading) -> Planned {
     let mut servers = BTreeSet::new();
     let mut all_late = HashMap::new();
     let mut prunes_late = false;
+    let mut spreads = Vec::new();
     for (reference, reach) in reading.tables.iter().zip(reaches) {
         let table = &reference.table;
         match place(reference, reach) {
             Place::One(shard) => {
-                let child = table.partitions.get(&shard).copied().filter(|_| ENABLE_ROUTING.get());
                 servers.insert((table.keyspace.name.clone(), shard));
-                if !child.is_some_and(|child| substitute(reference, child)) {
+                let substituted = match table.partitions.get(&shard) {
+                    Some(child) if ENABLE_ROUTING.get() => substitute(reference, *child),
+                    _ => Err(Spread::Off),
+                };
+                if let Err(spread) = substituted {
                     note.step = note.step.max(Step::Narrowed);
+                    spreads.push(spread.sentence(&table.name, &table.key_column));
                 }
             }
             Place::Some(late) => {
                 note.step = note.step.max(Step::Narrowed);
+                spreads.push(spread_of(&late).sentence(&table.name, &table.key_column));
                 prunes_late |= !late.values.is_empty();
                 let values: Vec<_> = late.values.iter().map(|value| reading.values[*value as usize]).collect();
                 // A subquery's value is not ours to compute; Postgres prunes by it.
@@ -154,20 +160,31 @@ unsafe fn route(reading: &Reading) -> Planned {
     }
     if servers.len() > 1 {
         note.step = note.step.max(Step::Narrowed);
+        let one_keyspace = servers.iter().map(|(keyspace, _)| keyspace).collect::<BTreeSet<_>>().len() == 1;
+        let spread = if one_keyspace { Spread::Tables } else { Spread::Keyspaces };
+        spreads.push(spread.sentence("", ""));
+    }
+    if note.step == Step::Narrowed {
+        spreads.dedup();
+        note.reason = spreads.join(" ");
     }
     reading.late.iter().for_each(|conjunct| send_as_value(conjunct));
     Planned { note, late: all_late, prunes_late, side_by_side: !reading.level.nests_subqueries() }
 }
 
+/// Why the shards of `late`'s keys are not one.
+fn spread_of(late: &Late) -> Spread {
+    match (late.values.is_empty(), late.keys.is_empty()) {
+        (true, true) => Spread::Nothing,
+        (true, false) => Spread::Keys,
+        (false, _) => Spread::Late,
+    }
+}
+
 impl Note {
     fn fan_out(&mut self, table: &LogicalTable, reason: Reason) {
-        let shards = table.partitions.len() as u32;
-        if shards <= 1 {
-            self.step = self.step.max(Step::Narrowed);
-            return;
-        }
         self.step = Step::FanOut;
-        self.shards = self.shards.max(shards);
+        self.shards = self.shards.max(table.partitions.len() as u32);
         if let Some(own) = table.fanout_policy.as_deref().and_then(FanoutPolicy::parse) {
             self.policy = self.policy.max(own);
         }
@@ -205,8 +222,14 @@ fn place(reference: &Reference, reach: Option<Reach>) -> Place {
             }
         }
         (_, Some(Reach::Deferred(late))) => Place::Some(late),
-        (_, Some(Reach::Everywhere(reason))) => Place::Everywhere(reason),
-        (_, None) => Place::Everywhere(Reason::UnknownValue),
+        (_, reach) => {
+            let mut shards = reference.table.partitions.keys();
+            match (shards.next(), shards.next(), reach) {
+                (Some(only), None, _) => Place::One(*only),
+                (_, _, Some(Reach::Everywhere(reason))) => Place::Everywhere(reason),
+                _ => Place::Everywhere(Reason::UnknownValue),
+            }
+        }
     }
 }
 

@@ -8,13 +8,16 @@
 //!
 //! How facts travel: down into a leaf come the WHERE of its level, the ON of joins that it must pass, and the facts of
 //! its inner-joined siblings; never the ON of an outer join into its preserved side. A subquery in an expression hears
-//! all that its level knows about the outer row. Read next: [`solve`] for one table's facts, [`travel`] for the tree.
+//! all that its level knows about the outer row. Read next: [`solve`] for one table's facts, [`travel`] for the tree,
+//! [`reason`] for what the user is told.
 
+mod reason;
 mod solve;
 mod travel;
 
 use std::collections::BTreeSet;
 
+pub use reason::{Reason, Spread};
 pub use travel::decide;
 
 /// The step of the ladder that a statement takes (DESIGN.md).
@@ -239,38 +242,6 @@ pub struct Late {
     pub values: BTreeSet<u32>,
     /// The keys known already.
     pub keys: BTreeSet<Vec<u8>>,
-}
-
-/// Why a reference could not be narrowed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
-    /// Nothing is said about the key.
-    NoCondition,
-    /// The key is compared, but not for equality with a value that is known.
-    UnknownValue,
-    /// The key is named in one arm of an OR, not in all.
-    OrWithOther,
-    /// The key is named only in the ON of an outer join, which does not restrict the table.
-    OuterJoinOnly,
-}
-
-impl Reason {
-    /// The reason as a sentence about key column `key` of `table`.
-    #[must_use]
-    pub fn sentence(self, table: &str, key: &str) -> String {
-        match self {
-            Self::NoCondition => format!("No condition on the key \"{key}\" of {table}."),
-            Self::UnknownValue => {
-                format!("The key \"{key}\" of {table} is not compared for equality with a value known when the statement starts.")
-            }
-            Self::OrWithOther => {
-                format!("The key \"{key}\" of {table} is named in one arm of an OR, not in all.")
-            }
-            Self::OuterJoinOnly => {
-                format!("The key \"{key}\" of {table} is named only in the condition of an outer join, which keeps its other rows.")
-            }
-        }
-    }
 }
 
 #[cfg(test)]

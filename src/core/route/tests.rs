@@ -240,3 +240,14 @@ fn nested_subqueries_are_told_from_single_ones() {
     let in_derived = level(Node::From(vec![derived(with(plain(), plain()), true)], vec![]));
     assert!(statement(in_derived).nests_subqueries());
 }
+
+#[test]
+fn every_reason_is_a_sentence_of_its_own() {
+    use Spread::{Keys, Keyspaces, Late, Layout, Nothing, Off, Sample, Tables, Triggers, WholeRow};
+    let spreads = [Keys, Late, Nothing, Tables, Keyspaces, Off, Sample, WholeRow, Layout, Triggers];
+    let reasons = [Reason::NoCondition, Reason::UnknownValue, Reason::OrWithOther, Reason::OuterJoinOnly];
+    let sentences = spreads.map(|spread| spread.sentence("t", "k")).into_iter();
+    let sentences: BTreeSet<_> = sentences.chain(reasons.map(|reason| reason.sentence("t", "k"))).collect();
+    assert_eq!(sentences.len(), spreads.len() + reasons.len());
+    assert!(sentences.iter().all(|sentence| sentence.ends_with('.')), "{sentences:?}");
+}

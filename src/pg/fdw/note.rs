@@ -20,7 +20,7 @@ use crate::pg::settings::FanoutPolicy;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Note {
     pub step: Step,
-    /// For a fan-out: why the statement could not be narrowed, as a sentence; empty otherwise.
+    /// Why the statement could not take the next higher step, as sentences; empty if there is none, or nothing to say.
     pub reason: String,
     /// For a fan-out: what the user can do about it.
     pub hint: String,

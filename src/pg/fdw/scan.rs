@@ -4,6 +4,7 @@ use std::ffi::CString;
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
+use shardmap_core::route::Step;
 
 use super::{call_original, note};
 use crate::pg::error::Refusal;
@@ -164,8 +165,10 @@ pub unsafe fn explain(
         return;
     }
     property(c"Routing", note.step.describe());
-    if !note.reason.is_empty() {
-        property(c"Not Narrowed Because", &note.reason);
+    match note.step {
+        Step::FanOut => property(c"Not Narrowed Because", &note.reason),
+        Step::Narrowed if (*es).verbose => property(c"Not One Shard Because", &note.reason),
+        _ => {}
     }
 }
 

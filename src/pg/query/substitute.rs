@@ -5,29 +5,27 @@
 //! whose columns differ, a whole-row reference (its row type would differ), triggers on the table that is written.
 
 use pgrx::pg_sys;
+use shardmap_core::route::Spread;
 
 use super::read::Reference;
 use super::tree::{cast, nth, rte, subqueries, walk_level};
 
-/// Puts foreign table `child` in the place of the logical table. Returns whether it did.
+/// Puts foreign table `child` in the place of the logical table, or says why it cannot.
 ///
 /// # Safety
 /// `reference` must have been read from a query that has not been changed since, except by this function.
-pub unsafe fn substitute(reference: &Reference, child: pg_sys::Oid) -> bool {
+pub unsafe fn substitute(reference: &Reference, child: pg_sys::Oid) -> Result<(), Spread> {
     let query = reference.query;
-    let Some(entry) = rte(query, reference.rti) else { return false };
+    let Some(entry) = rte(query, reference.rti) else { return Err(Spread::Layout) };
     let is_target = (*query).resultRelation as u32 == reference.rti;
-    if !(*entry).tablesample.is_null()
-        || (*query).commandType == pg_sys::CmdType::CMD_MERGE
-        || (is_target && !(*query).onConflict.is_null() && !is_plain_do_nothing((*query).onConflict))
-        || has_whole_row(reference)
-    {
-        return false;
+    if !(*entry).tablesample.is_null() {
+        return Err(Spread::Sample);
+    }
+    if has_whole_row(reference) {
+        return Err(Spread::WholeRow);
     }
     pg_sys::LockRelationOid(child, (*entry).rellockmode);
-    if !same_layout((*entry).relid, child, is_target) {
-        return false;
-    }
+    same_layout((*entry).relid, child, is_target)?;
     let kept = pg_sys::copyObjectImpl(entry.cast()).cast::<pg_sys::RangeTblEntry>();
     (*kept).securityQuals = std::ptr::null_mut();
     (*query).rtable = pg_sys::lappend((*query).rtable, kept.cast());
@@ -36,7 +34,7 @@ pub unsafe fn substitute(reference: &Reference, child: pg_sys::Oid) -> bool {
     // An INSERT's target has inh unset anyway.
     (*entry).inh = false;
     waive_privileges(query, entry, child);
-    true
+    Ok(())
 }
 
 /// Makes `entry` ask for no privileges of its own: those of the logical table are checked through the kept entry.
@@ -104,8 +102,8 @@ pub unsafe fn spell_out_bpchar(query: *mut pg_sys::Query) {
     subqueries(query).into_iter().for_each(|inner| spell_out_bpchar(inner));
 }
 
-/// Whether column by column both tables are the same, and (for a target) nothing hangs on the logical table itself.
-unsafe fn same_layout(parent: pg_sys::Oid, child: pg_sys::Oid, is_target: bool) -> bool {
+/// Refuses tables that differ in a column, and (for a target) a logical table on which something hangs.
+unsafe fn same_layout(parent: pg_sys::Oid, child: pg_sys::Oid, is_target: bool) -> Result<(), Spread> {
     let parent = pg_sys::table_open(parent, pg_sys::NoLock as _);
     let child = pg_sys::table_open(child, pg_sys::NoLock as _);
     let (a, b) = ((*parent).rd_att, (*child).rd_att);
@@ -123,5 +121,9 @@ unsafe fn same_layout(parent: pg_sys::Oid, child: pg_sys::Oid, is_target: bool) 
     let triggers = is_target && !(*parent).trigdesc.is_null();
     pg_sys::table_close(child, pg_sys::NoLock as _);
     pg_sys::table_close(parent, pg_sys::NoLock as _);
-    same && !triggers
+    match (same, triggers) {
+        (true, false) => Ok(()),
+        (true, true) => Err(Spread::Triggers),
+        (false, _) => Err(Spread::Layout),
+    }
 }
