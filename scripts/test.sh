@@ -7,7 +7,7 @@
 . "$(dirname "$0")/lib.sh"
 valid_version
 cd "$ROOT"
-all="core lint extension regress cluster drivers pgrx"
+all="core lint extension regress cluster upgrade drivers pgrx"
 wanted=${STAGES:-$all}
 results=() failed= begin=$SECONDS
 
@@ -16,6 +16,7 @@ folder() {
     case $1 in
         regress) echo tests/regress/sql ;;
         cluster) echo tests/cluster ;;
+        upgrade) echo tests/upgrade ;;
         drivers) echo tests/drivers ;;
         pgrx) echo pgrx-tests ;;
         *) echo . ;;

@@ -106,7 +106,8 @@ CREATE TABLE shardmap.logical_table (
     keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace,
     fanout_policy text
         CONSTRAINT logical_table_policy_known CHECK (fanout_policy IN ('allow', 'notice', 'warning', 'error')),
-    enforced text[]
+    enforced text[],
+    enforced_as_of integer
 );
 COMMENT ON TABLE shardmap.logical_table IS 'tables of this database whose rows are on the shards of a keyspace';
 COMMENT ON COLUMN shardmap.logical_table.relation IS 'the partitioned table';
@@ -114,6 +115,7 @@ COMMENT ON COLUMN shardmap.logical_table.key_column IS 'its distribution column'
 COMMENT ON COLUMN shardmap.logical_table.key_type IS 'type of the distribution column';
 COMMENT ON COLUMN shardmap.logical_table.keyspace IS 'keyspace whose shards hold the rows';
 COMMENT ON COLUMN shardmap.logical_table.enforced IS 'constraints that the shards'' tables were made with, as the guard describes them';
+COMMENT ON COLUMN shardmap.logical_table.enforced_as_of IS 'server_version_num of the server that described them last: another one may describe the same constraints otherwise';
 COMMENT ON COLUMN shardmap.logical_table.fanout_policy IS 'least strict policy for un-keyed statements on this table; NULL: that of the session';
 
 CREATE TABLE shardmap.key_class (

@@ -51,15 +51,33 @@ COMMENT ON FUNCTION shardmap._constraints(regclass) IS 'the CHECK and NOT NULL c
 CREATE FUNCTION shardmap._note_constraints() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    NEW.enforced := coalesce(NEW.enforced, shardmap._constraints(NEW.relation));
+    NEW.enforced := shardmap._constraints(NEW.relation) || NEW.enforced;
+    NEW.enforced_as_of := current_setting('server_version_num');
     RETURN NEW;
 END
 $$;
-COMMENT ON FUNCTION shardmap._note_constraints() IS 'remembers the constraints that a table was distributed with';
+COMMENT ON FUNCTION shardmap._note_constraints() IS 'remembers the constraints that a table was distributed with, or restored with from a dump';
 
 CREATE TRIGGER note_constraints BEFORE INSERT ON shardmap.logical_table
     FOR EACH ROW EXECUTE FUNCTION shardmap._note_constraints();
 COMMENT ON TRIGGER note_constraints ON shardmap.logical_table IS 'remembers the constraints that a table was distributed with';
+
+-- Another version of Postgres may describe constraints in other words (a name that has become a key word is quoted). What
+-- a table has when a command finds it there, no command has added in vain: the guard below was there before as well.
+CREATE FUNCTION shardmap._describe_constraints_anew() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    version constant integer := current_setting('server_version_num');
+BEGIN
+    IF EXISTS (SELECT FROM shardmap.logical_table t WHERE t.enforced_as_of IS DISTINCT FROM version) THEN
+        UPDATE shardmap.logical_table t
+           SET enforced = shardmap._constraints(t.relation) || t.enforced, enforced_as_of = version
+         WHERE t.enforced_as_of IS DISTINCT FROM version;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._describe_constraints_anew() IS 'describes the constraints of logical tables in the words of this version of Postgres, once after an upgrade';
+REVOKE ALL ON FUNCTION shardmap._describe_constraints_anew() FROM PUBLIC;
 
 -- Whether administration is at work: it takes tables through such states itself, and checks them at its end.
 CREATE FUNCTION shardmap._is_administration(stack text) RETURNS boolean
@@ -148,6 +166,12 @@ END
 $$;
 COMMENT ON FUNCTION shardmap._guard_drop() IS 'refuses the drop of a shard''s server or partition of a logical table';
 REVOKE ALL ON FUNCTION shardmap._guard_drop() FROM PUBLIC;
+
+CREATE EVENT TRIGGER shardmap_describe_anew ON ddl_command_start
+    WHEN TAG IN ('ALTER TABLE', 'ALTER FOREIGN TABLE', 'CREATE TABLE', 'CREATE FOREIGN TABLE', 'CREATE INDEX', 'ALTER SERVER',
+        'ALTER SCHEMA')
+    EXECUTE FUNCTION shardmap._describe_constraints_anew();
+COMMENT ON EVENT TRIGGER shardmap_describe_anew IS 'prepares for shardmap_guard_ddl after an upgrade of the server';
 
 CREATE EVENT TRIGGER shardmap_guard_ddl ON ddl_command_end
     WHEN TAG IN ('ALTER TABLE', 'ALTER FOREIGN TABLE', 'CREATE TABLE', 'CREATE FOREIGN TABLE', 'CREATE INDEX', 'ALTER SERVER',
