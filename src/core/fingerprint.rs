@@ -70,6 +70,15 @@ pub fn comments_contain(sql: &str, backslash: Backslash, wanted: &str) -> bool {
     gaps.into_iter().flatten().any(|gap| gap.contains(wanted))
 }
 
+/// Whether `sql` is a COPY of a table by its name, not of a query.
+#[must_use]
+pub fn copies_table(sql: &str, backslash: Backslash) -> bool {
+    match lexer::tokens(sql, backslash).as_slice() {
+        [copy, first, ..] => copy.text.eq_ignore_ascii_case("copy") && first.text != "(",
+        _ => false,
+    }
+}
+
 /// Like [`statement`], with the comments before the statement (Postgres 18 leaves them out of its position).
 #[must_use]
 pub fn statement_with_comments(source: &str, backslash: Backslash, location: i32, length: i32) -> &str {

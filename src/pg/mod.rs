@@ -18,7 +18,6 @@ pub mod remote;
 mod savepoint;
 pub mod settings;
 pub mod stats;
-mod utility;
 
 /// Registers settings, hooks and callbacks. Runs once per process, in this order.
 pub fn init() {
@@ -30,5 +29,4 @@ pub fn init() {
     settings::init();
     planner::init();
     flag::init();
-    utility::init();
 }

@@ -16,11 +16,13 @@ use std::sync::OnceLock;
 use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
+use shardmap_core::fingerprint::{copies_table, statement};
 use shardmap_core::ids::ShardNumber;
 use shardmap_core::route::{decide, Late, Operand, Reach, Reason, Spread, Step};
 
 use crate::pg::barrier;
 use crate::pg::catalog::{self, Keyspace, LogicalTable};
+use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{mark, LateKeys, Note, Planned, Planning};
 use crate::pg::flag;
@@ -30,6 +32,7 @@ use crate::pg::query::read::{read, Reading, Reference, Usage};
 use crate::pg::query::substitute::{is_plain_do_nothing, spell_out_bpchar, substitute};
 use crate::pg::query::tree::{items, subqueries};
 use crate::pg::settings::{FanoutPolicy, ENABLE_ROUTING};
+use crate::pg::stats;
 
 static PREVIOUS: OnceLock<pg_sys::planner_hook_type> = OnceLock::new();
 
@@ -57,6 +60,7 @@ unsafe extern "C-unwind" fn plan(
     let Some(catalog) = catalog::current().filter(|catalog| !catalog.tables.is_empty()) else {
         return hand_on(query, sql, options, params);
     };
+    refuse_empty_copy(&catalog, query, sql);
     let inlined = inline(query, params);
     let finish = |planned| {
         inlined.iter().for_each(|inlined| inlined.note_in(planned));
@@ -263,6 +267,27 @@ fn refuse_incomplete(table: &LogicalTable) {
     )
     .detail("Its foreign server or partition was dropped or renamed; rows on that shard would be missing.")
     .hint("Make the server again under the shard's name, and the partition as a foreign table on it.");
+    flag::refuse(refusal)
+}
+
+/// Refuses COPY .. TO of a logical table to which row security applies, as Postgres refuses it of other partitioned tables.
+/// Postgres makes it a SELECT .. FROM ONLY the table before it looks, and writes an empty file without a word.
+unsafe fn refuse_empty_copy(catalog: &catalog::Catalog, query: *mut pg_sys::Query, sql: *const c_char) {
+    let Some(entry) = items::<pg_sys::RangeTblEntry>((*query).rtable).next() else { return };
+    let reads_only = (*query).commandType == pg_sys::CmdType::CMD_SELECT && !(*entry).inh;
+    if !reads_only || sql.is_null() || catalog.table((*entry).relid).is_none() {
+        return;
+    }
+    let text = encoding::shape(sql);
+    if !copies_table(statement(&text, (*query).stmt_location, (*query).stmt_len), stats::backslash()) {
+        return;
+    }
+    let name = encoding::utf8_string(pg_sys::get_rel_name((*entry).relid));
+    let refusal = Refusal::new(
+        PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
+        format!("cannot copy from partitioned table \"{name}\""),
+    )
+    .hint("Try the COPY (SELECT ...) TO variant.");
     flag::refuse(refusal)
 }
 

@@ -194,6 +194,7 @@ def test_copy_to_is_refused_under_row_security_as_without(db, cleo, policy, tmp_
     try:
         for user in (cleo, db.connect()):
             for sql in ("COPY tenant TO STDOUT", "COPY public.tenant (id, k) TO STDOUT (FORMAT csv, HEADER)",
+                        "SELECT 1 FROM ONLY tenant; /* out */ copy/**/tenant to stdout; SELECT 2",
                         f"COPY tenant TO '{tmp_path}/x'", "COPY tenant TO PROGRAM 'cat'",
                         "DO $$ BEGIN EXECUTE 'COPY tenant TO ''/dev/null'' CSV'; END $$"):
                 with pytest.raises(errors.WrongObjectType, match="cannot copy from partitioned table") as caught:
@@ -209,6 +210,7 @@ def test_copy_to_is_refused_under_row_security_as_without(db, cleo, policy, tmp_
         db.psql("REVOKE pg_write_server_files, pg_execute_server_program FROM cleo")
     assert len(copied(cleo, "COPY (SELECT * FROM tenant) TO STDOUT")) == 3
     assert copied(cleo, "COPY (SELECT * FROM ONLY tenant) TO STDOUT") == []
+    assert cleo.execute("SELECT * FROM ONLY tenant -- COPY tenant TO").fetchall() == []
     cleo.execute("SET row_security = off")
     with pytest.raises(errors.InsufficientPrivilege, match="row-level security"):
         cleo.execute("COPY tenant TO STDOUT")

@@ -3,7 +3,7 @@
 #![allow(clippy::indexing_slicing)] // tables of test data
 
 use shardmap_core::fingerprint::{
-    bounded, comments_contain, fingerprint, normalize, statement, statement_with_comments, Backslash,
+    bounded, comments_contain, copies_table, fingerprint, normalize, statement, statement_with_comments, Backslash,
 };
 
 fn shape(sql: &str) -> String {
@@ -322,4 +322,18 @@ fn a_statement_has_the_comments_before_it() {
     assert!(!comments_contain(text, Backslash::Ordinary, "/* a */"));
     assert!(!comments_contain(r#"SELECT '/* d */', "/* d */""#, Backslash::Ordinary, "/* d */"));
     assert_eq!(statement_with_comments("/* x */ SELECT 1", Backslash::Ordinary, 8, 0), "/* x */ SELECT 1");
+}
+
+#[test]
+fn copies_of_tables() {
+    for sql in
+        ["COPY t TO STDOUT", " -- out\ncopy/**/s.\"t\" (a) to stdout", "Copy \"(\" TO '/x'", "COPY BINARY t TO STDOUT"]
+    {
+        assert!(copies_table(sql, Backslash::Ordinary), "{sql}");
+    }
+    for sql in
+        ["COPY (SELECT 1) TO STDOUT", "copy /* ( */(TABLE ONLY t) to stdout", "SELECT 1", "TABLE copy", "", "COPY"]
+    {
+        assert!(!copies_table(sql, Backslash::Ordinary), "{sql}");
+    }
 }
