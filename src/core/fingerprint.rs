@@ -42,6 +42,15 @@ pub fn fingerprint(normalized: &str) -> u64 {
     md5_u128(normalized.as_bytes()) as u64
 }
 
+/// Reads a list of fingerprints as SQL shows them: signed numbers between commas. `None` if an element is none.
+#[must_use]
+pub fn fingerprints(list: &str) -> Option<Vec<u64>> {
+    if list.trim().is_empty() {
+        return Some(Vec::new());
+    }
+    list.split(',').map(|number| number.trim().parse().ok().map(i64::cast_unsigned)).collect()
+}
+
 /// Returns the longest start of `text` of at most `max_bytes` bytes that cuts no character.
 #[must_use]
 pub fn bounded(text: &str, max_bytes: usize) -> &str {

@@ -21,7 +21,7 @@ use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{self, Note};
 use crate::pg::fdw::{lazy, order, users};
 use crate::pg::savepoint;
-use crate::pg::settings::{FanoutPolicy, FANOUT_POLICY};
+use crate::pg::settings::{allows_fanout, FanoutPolicy, FANOUT_POLICY};
 use crate::pg::stats;
 
 /// A statement that runs and has a note.
@@ -152,20 +152,37 @@ const ALLOWED: &str = "/* shardmap: allow fan-out */";
 
 fn apply_policy(note: &Note, text: &str) {
     let policy = FANOUT_POLICY.get().max(note.policy);
+    if policy == FanoutPolicy::Allow {
+        return;
+    }
+    // Without a text, all statements would have the same one.
+    let fingerprint = Some(text).filter(|text| !text.is_empty()).map(stats::fingerprint_of);
     let (level, code) = match policy {
         FanoutPolicy::Allow => return,
         _ if comments_contain(text, stats::backslash(), ALLOWED) => return,
+        _ if fingerprint.is_some_and(allows_fanout) => return,
         FanoutPolicy::Notice => (PgLogLevel::NOTICE, PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION),
         FanoutPolicy::Warning => (PgLogLevel::WARNING, PgSqlErrorCode::ERRCODE_WARNING),
         FanoutPolicy::Error => (PgLogLevel::ERROR, PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED),
     };
     let refusal = Refusal::new(code, format!("query on {} asks all {} shards", note.tables, note.shards))
         .detail(note.reason.clone())
-        .hint(note.hint.clone());
+        .hint(hint(&note.hint, fingerprint));
     match policy {
         FanoutPolicy::Error => refuse(refusal),
         _ => refusal.report(level),
     }
+}
+
+/// What can be done about a fan-out: `instead`, or to allow it.
+fn hint(instead: &str, fingerprint: Option<u64>) -> String {
+    let by_number = fingerprint.map_or(String::new(), |fingerprint| {
+        format!(" or its fingerprint, {}, in shardmap.allowed_fanouts", fingerprint.cast_signed())
+    });
+    format!(
+        "{instead}, or allow this statement with the comment {ALLOWED}{by_number}, or all of them with \
+         SET shardmap.fanout_policy = 'allow'."
+    )
 }
 
 /// Refuses a statement on logical tables before it runs, and counts it as refused.

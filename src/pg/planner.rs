@@ -202,11 +202,7 @@ impl Note {
         self.tables.push_str(&table.name);
         self.reason.push_str(&reason.sentence(&table.name, &table.key_column));
         if self.hint.is_empty() {
-            self.hint = format!(
-                "Add an equality on \"{}\", or allow this statement with the comment /* shardmap: allow fan-out */ or \
-                 SET shardmap.fanout_policy = 'allow'.",
-                table.key_column
-            );
+            self.hint = format!("Add an equality on \"{}\"", table.key_column);
         }
     }
 }

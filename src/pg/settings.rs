@@ -1,6 +1,10 @@
 //! The settings `shardmap.*` that steer routing in a session.
 
+use std::ffi::{c_char, c_void, CStr, CString};
+
+use pgrx::prelude::*;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
+use shardmap_core::fingerprint::fingerprints;
 
 /// What happens to a statement that has to ask every shard. Ordered: the later is the stricter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, PostgresGucEnum)]
@@ -44,6 +48,36 @@ impl FanoutPolicy {
 pub static ENABLE_ROUTING: GucSetting<bool> = GucSetting::<bool>::new(true);
 pub static FANOUT_POLICY: GucSetting<FanoutPolicy> = GucSetting::<FanoutPolicy>::new(FanoutPolicy::Notice);
 
+/// Fingerprints of statements whose fan-out is meant, as a list.
+static ALLOWED_FANOUTS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
+
+/// Whether the session's settings allow the fan-out of the statement with this fingerprint.
+pub fn allows_fanout(fingerprint: u64) -> bool {
+    let list = ALLOWED_FANOUTS.get();
+    list.as_deref().and_then(parse).is_some_and(|allowed| allowed.contains(&fingerprint))
+}
+
+fn parse(list: &CStr) -> Option<Vec<u64>> {
+    fingerprints(list.to_str().ok()?)
+}
+
+/// # Safety
+/// Called by Postgres with a new value.
+#[pg_guard]
+unsafe extern "C-unwind" fn check_fingerprints(
+    value: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    _source: pg_sys::GucSource::Type,
+) -> bool {
+    if (*value).is_null() || parse(CStr::from_ptr(*value)).is_some() {
+        return true;
+    }
+    pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(
+        c"It is a list of fingerprints as shardmap.fanout_queries shows them, between commas.".as_ptr(),
+    );
+    false
+}
+
 /// Defines the settings. Once per process.
 pub fn init() {
     GucRegistry::define_bool_guc(
@@ -62,6 +96,20 @@ pub fn init() {
         GucContext::Userset,
         GucFlags::default(),
     );
+    // SAFETY: the hook is guarded.
+    unsafe {
+        GucRegistry::define_string_guc_with_hooks(
+            c"shardmap.allowed_fanouts",
+            c"Allows statements to ask every shard, by their fingerprints, whatever the policy.",
+            c"A list of numbers as in shardmap.fanout_queries. Does what the comment /* shardmap: allow fan-out */ does.",
+            &ALLOWED_FANOUTS,
+            GucContext::Userset,
+            GucFlags::from_bits_retain(pg_sys::GUC_LIST_INPUT as i32),
+            Some(check_fingerprints),
+            None,
+            None,
+        );
+    }
     // SAFETY: a constant string. All settings of the prefix are defined by now; a misspelt one is refused.
-    unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"shardmap".as_ptr()) }
+    unsafe { pg_sys::MarkGUCPrefixReserved(c"shardmap".as_ptr()) }
 }

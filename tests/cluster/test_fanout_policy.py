@@ -23,7 +23,10 @@ CREATE FUNCTION try_all() RETURNS text LANGUAGE plpgsql AS
 COUNT = "SELECT count(*) FROM t"
 MESSAGE = "query on public.t asks all 4 shards"
 DETAIL = 'No condition on the key "k" of public.t.'
-HINT = ('Add an equality on "k", or allow this statement with the comment /* shardmap: allow fan-out */ or'
+# The low 64 bits of md5(COUNT), signed.
+FINGERPRINT = -3473758831354050271
+HINT = ('Add an equality on "k", or allow this statement with the comment /* shardmap: allow fan-out */ or its'
+        f" fingerprint, {FINGERPRINT}, in shardmap.allowed_fanouts, or all of them with"
         " SET shardmap.fanout_policy = 'allow'.")
 
 
@@ -202,6 +205,55 @@ def test_comment_allows_its_own_statement_only(db):
         conn.execute("CREATE OR REPLACE FUNCTION refused() RETURNS bigint LANGUAGE sql AS $$ SELECT count(*) FROM t $$")
         with pytest.raises(errors.FeatureNotSupported):
             conn.execute("SELECT refused()")
+
+
+def test_fingerprint_allows_its_own_statement_only(db):
+    db.psql("SELECT shardmap.set_fanout_policy('t', 'error')")
+    with db.connect(shardmap__fanout_policy="error") as conn:
+        for value in (str(FINGERPRINT), f"7, {FINGERPRINT}, -7", f"'{FINGERPRINT}'", f"'7,{FINGERPRINT}'"):
+            conn.execute(f"SET shardmap.allowed_fanouts = {value}")
+            assert conn.execute(COUNT).fetchone() == (40,)
+            assert flags(conn, f"SELECT 1; {COUNT} /* again */; SELECT 2", COUNT) == []
+            for sql in (f"{COUNT} WHERE id = 1", f"{COUNT} x", "SELECT * FROM u"):
+                with pytest.raises(errors.FeatureNotSupported):
+                    conn.execute(sql)
+        # The number comes from the message, and is the one that the view shows.
+        with pytest.raises(errors.FeatureNotSupported) as caught:
+            conn.execute("SELECT count(*) FROM t WHERE id = 1")
+        number = caught.value.diag.message_hint.split("its fingerprint, ")[1].split(",")[0]
+        conn.execute(f"SET shardmap.allowed_fanouts = '{number}'")
+        for value in (1, 2):
+            assert conn.execute("SELECT count(*) FROM t WHERE id = %s", (value,), prepare=True).fetchone() == (20,)
+            assert conn.execute(f"SELECT count(*) FROM t WHERE id = {value}").fetchone() == (20,)
+        shown = conn.execute("SELECT fingerprint FROM shardmap.fanout_queries WHERE query LIKE '%WHERE id = $1'")
+        assert int(number) in {row[0] for row in shown}
+        # In a function it is that of the statement in the function.
+        conn.execute(f"SET shardmap.allowed_fanouts = {FINGERPRINT}")
+        with pytest.raises(errors.FeatureNotSupported) as caught:
+            conn.execute("SELECT count_all()")
+        number = caught.value.diag.message_hint.split("its fingerprint, ")[1].split(",")[0]
+        conn.execute(f"SET shardmap.allowed_fanouts = '{number}'")
+        assert conn.execute("SELECT count_all()").fetchone() == (40,)
+        conn.execute("RESET shardmap.allowed_fanouts")
+        with pytest.raises(errors.FeatureNotSupported):
+            conn.execute(COUNT)
+
+
+def test_allowed_fanouts_by_role_and_what_it_takes(db, bea):
+    try:
+        db.psql(f"ALTER ROLE bea SET shardmap.fanout_policy = error; ALTER ROLE bea SET shardmap.allowed_fanouts = 7, {FINGERPRINT}")
+        with psycopg.connect(db.cluster.dsn(db.name, bea), autocommit=True) as conn:
+            assert flags(conn, COUNT) == []
+            with pytest.raises(errors.FeatureNotSupported):
+                conn.execute("SELECT * FROM t")
+    finally:
+        db.psql("ALTER ROLE bea RESET ALL")
+    with db.connect() as conn:
+        for wrong in ("'seven'", "7.5", "'7,'", "'7 8'", "9223372036854775808"):
+            with pytest.raises(errors.InvalidParameterValue, match="shardmap.allowed_fanouts") as caught:
+                conn.execute(f"SET shardmap.allowed_fanouts = {wrong}")
+            assert "list of fingerprints" in caught.value.diag.message_detail
+        conn.execute("SET shardmap.allowed_fanouts = ''")
 
 
 def test_literal_is_no_comment(db):

@@ -3,7 +3,8 @@
 #![allow(clippy::indexing_slicing)] // tables of test data
 
 use shardmap_core::fingerprint::{
-    bounded, comments_contain, copies_table, fingerprint, normalize, statement, statement_with_comments, Backslash,
+    bounded, comments_contain, copies_table, fingerprint, fingerprints, normalize, statement, statement_with_comments,
+    Backslash,
 };
 
 fn shape(sql: &str) -> String {
@@ -335,5 +336,23 @@ fn copies_of_tables() {
         ["COPY (SELECT 1) TO STDOUT", "copy /* ( */(TABLE ONLY t) to stdout", "SELECT 1", "TABLE copy", "", "COPY"]
     {
         assert!(!copies_table(sql, Backslash::Ordinary), "{sql}");
+    }
+}
+
+#[test]
+fn lists_of_fingerprints() {
+    for (list, want) in [
+        ("", Some(vec![])),
+        ("  ", Some(vec![])),
+        ("7", Some(vec![7])),
+        (" -1 ,\t9223372036854775807,-9223372036854775808", Some(vec![u64::MAX, i64::MAX as u64, 1 << 63])),
+        ("7,", None),
+        (",", None),
+        ("7 8", None),
+        ("7.0", None),
+        ("seven", None),
+        ("9223372036854775808", None),
+    ] {
+        assert_eq!(fingerprints(list), want, "{list:?}");
     }
 }

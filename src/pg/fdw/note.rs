@@ -22,7 +22,7 @@ pub struct Note {
     pub step: Step,
     /// Why the statement could not take the next higher step, as sentences; empty if there is none, or nothing to say.
     pub reason: String,
-    /// For a fan-out: what the user can do about it.
+    /// For a fan-out: what the user can do about it, as the start of a sentence.
     pub hint: String,
     /// For a fan-out: the tables concerned.
     pub tables: String,

@@ -159,6 +159,11 @@ pub fn record_fanout(sample: &FanoutSample) {
     fanout::record(area, key, &call);
 }
 
+/// The fingerprint of a statement, as `shardmap.fanout_queries` shows it.
+pub fn fingerprint_of(text: &str) -> u64 {
+    fingerprint(&normalize(text, backslash()))
+}
+
 /// What a backslash in an ordinary string literal means in this session.
 pub fn backslash() -> Backslash {
     // SAFETY: a setting's value.
