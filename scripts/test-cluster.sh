@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Tests with real servers: tests/cluster, by pytest. Arguments go to pytest. Tests import cluster.py and server.py.
+# Tests with real servers: tests/cluster, and tests/isolation with several sessions, by pytest. Arguments go to pytest.
+# Tests import cluster.py, server.py and asking.py.
 . "$(dirname "$0")/lib.sh"
 "$ROOT/scripts/python-packages.sh"
 cd "$ROOT"
-export PYTHONPATH=$ROOT/scripts PYTHONDONTWRITEBYTECODE=1 PG
+export PYTHONPATH=$ROOT/scripts:$ROOT/tests/cluster PYTHONDONTWRITEBYTECODE=1 PG
 timed "cluster tests, Postgres $PG" "some minutes" \
-    "$TOOLS/venv/bin/python" -m pytest -q -p no:cacheprovider --durations=5 --timeout 300 tests/cluster "$@"
+    "$TOOLS/venv/bin/python" -m pytest -q -p no:cacheprovider --durations=5 --timeout 300 tests/cluster tests/isolation "$@"

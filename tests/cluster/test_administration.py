@@ -1,104 +1,14 @@
-"""Administration under load and across a dump: nothing is lost, doubled, or left behind."""
+"""Administration across a dump, and with databases that are no shards: nothing is lost, doubled, or left behind."""
 
 import subprocess
-import threading
 
 import psycopg
 import pytest
 from cluster import Cluster
 
 SETUP = """
-    CREATE TABLE busy (id bigint PRIMARY KEY, v text);
-    CREATE SEQUENCE ids;
     CREATE TABLE plain (k int PRIMARY KEY);
 """
-
-
-class Writer(threading.Thread):
-    """Inserts rows one by one, each committed by itself, until it is told to stop."""
-
-    def __init__(self, db, prepare):
-        super().__init__()
-        self.conn, self.prepare = db.connect(), prepare
-        self.done, self.failed, self.stopped = [], None, threading.Event()
-
-    def run(self):
-        try:
-            while not self.stopped.is_set():
-                sql = "INSERT INTO busy VALUES (nextval('ids'), %s) RETURNING id"
-                self.done.append(self.conn.execute(sql, ("x",), prepare=self.prepare).fetchone()[0])
-        except psycopg.Error as error:
-            self.failed = error
-
-
-@pytest.mark.parametrize("prepare", [False, True])
-def test_writers_lose_nothing_while_a_table_is_distributed_and_brought_back(db, conn, prepare):
-    conn.execute("TRUNCATE busy")
-    writers = [Writer(db, prepare) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    for step in ("distribute_table('busy', 'id')", "undistribute_table('busy')", "distribute_table('busy', 'id')"):
-        seen = sum(len(writer.done) for writer in writers)
-        while sum(len(writer.done) for writer in writers) < seen + 50 and not any(w.failed for w in writers):
-            pass
-        conn.execute(f"SELECT shardmap.{step}")
-    for writer in writers:
-        writer.stopped.set()
-    for writer in writers:
-        writer.join()
-        assert writer.failed is None
-    written = sorted(row for writer in writers for row in writer.done)
-    assert [row for (row,) in conn.execute("SELECT id FROM busy ORDER BY id")] == written
-    conn.execute("SELECT shardmap.undistribute_table('busy')")
-    assert [row for (row,) in conn.execute("SELECT id FROM busy ORDER BY id")] == written
-
-
-def test_two_administrators_at_once(db, conn):
-    """One waits for the other; neither change is lost."""
-    version = conn.execute("SELECT version FROM shardmap.keyspace WHERE name = 'main'").fetchone()[0]
-    with db.connect() as first, db.connect() as second:
-        first.execute("BEGIN")
-        first.execute("SELECT shardmap.set_shard_weight('shard-0', 2)")
-        answer = []
-        waiting = threading.Thread(target=lambda: answer.append(second.execute(
-            "SELECT shardmap.set_shard_weight('shard-1', 3)").fetchone()))
-        waiting.start()
-        waiting.join(0.5)
-        assert not answer
-        first.execute("COMMIT")
-        waiting.join()
-    weights = conn.execute("SELECT weight, cardinality(tokens) FROM shardmap.shard ORDER BY number LIMIT 2").fetchall()
-    assert weights == [(2.0, 200), (3.0, 300)]
-    assert conn.execute("SELECT version FROM shardmap.keyspace WHERE name = 'main'").fetchone()[0] == version + 2
-    for shard in (0, 1):
-        conn.execute("SELECT shardmap.set_shard_weight(%s, 1)", (f"shard-{shard}",))
-
-
-def test_compare_and_swap_of_a_range(db, conn):
-    """Of two who saw the same version, one is told, and nothing of his change is done."""
-    conn.execute("SELECT shardmap.create_keyspace('swap', 'range', range_order => 'integer')")
-    conn.execute("SELECT shardmap.add_shard('swap-0', host, port::int, dbname, keyspace => 'swap') FROM shardmap.shards"
-                 " WHERE name = 'shard-0'")
-    version = conn.execute("SELECT shardmap.set_range('swap', NULL, NULL, 'swap-0')").fetchone()[0]
-    with db.connect() as first, db.connect() as second:
-        first.execute("BEGIN")
-        first.execute("SELECT shardmap.split_range('swap', '10', %s)", (version,))
-        told = []
-
-        def split():
-            try:
-                second.execute("SELECT shardmap.split_range('swap', '20', %s)", (version,))
-            except psycopg.Error as error:
-                told.append(error)
-
-        waiting = threading.Thread(target=split)
-        waiting.start()
-        waiting.join(0.5)
-        first.execute("COMMIT")
-        waiting.join()
-    assert told[0].sqlstate == "40001"
-    bounds = conn.execute("SELECT lower FROM shardmap.key_range WHERE keyspace = 'swap' ORDER BY lower NULLS FIRST")
-    assert bounds.fetchall() == [(None,), ("10",)]
 
 
 def test_a_dump_restores_the_same_map(db, conn, tmp_path):

@@ -166,22 +166,3 @@ def test_a_cursor_rescanned_after_a_write(conn):
         conn.execute("UPDATE spread.orders SET x = 1000")
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="older than a write"):
             conn.execute("FETCH 3 FROM c")
-
-
-def test_a_changed_map_waits_for_writers_of_partitions(db):
-    """Rows on their way into a partition must not land by the old map."""
-    with db.connect() as writer, db.connect() as changer:
-        changer.execute("SELECT shardmap.create_keyspace('waits')")
-        changer.execute("CREATE TABLE waits (k int PRIMARY KEY)")
-        port, dbname = changer.execute("SELECT port, dbname FROM shardmap.shards WHERE name = 'shard-0'").fetchone()
-        changer.execute("SELECT shardmap.add_shard('wait-0', '127.0.0.1', %s::int, %s, '', 1, 'waits')", [port, dbname])
-        changer.execute("SELECT shardmap.distribute_table('waits', 'k', 'waits')")
-        with writer.transaction(force_rollback=True):
-            writer.execute("INSERT INTO waits_0 VALUES (1)")
-            changer.execute("SET lock_timeout = '300ms'")
-            with pytest.raises(psycopg.errors.LockNotAvailable):
-                changer.execute("SELECT shardmap.set_shard_weight('wait-0', 2)")
-        changer.execute("SELECT shardmap.set_shard_weight('wait-0', 2)")
-        changer.execute("DROP TABLE waits")
-        changer.execute("SELECT shardmap.drop_shard('wait-0')")
-        changer.execute("SELECT shardmap.drop_keyspace('waits')")
