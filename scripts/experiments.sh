@@ -14,4 +14,4 @@ scripts/extension.sh "${PROFILE:-release}"
 scripts/python-packages.sh requirements-charts.txt
 export PYTHONPATH=$ROOT/scripts:$ROOT/bench PYTHONDONTWRITEBYTECODE=1 PG
 cd "$called_from"  # a relative RESULTS_DIR is the caller's
-timed "routing experiments, Postgres $PG" "1 minute" "$TOOLS/venv/bin/python" -m experiments
+timed "routing experiments, Postgres $PG" "1 to 3 minutes" "$TOOLS/venv/bin/python" -m experiments

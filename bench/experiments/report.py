@@ -24,15 +24,18 @@ def pair_table(title, samples, first, second):
 
 
 def scaling_table(title, by_shards):
-    lines = [title, "", f"{'router':22}{'N':>4}{'single mean':>13}{'to N=1':>8}{'p99':>9}"
-                        f"{'scatter mean':>15}{'to N=1':>8}{'p99':>9}{'queries':>9}"]
+    """Lines on both questions for each N; "x" columns are in relation to the first N."""
+    cells = f"{'p50':>9}{'mean':>9}{'p99':>9}{'p50 x':>8}{'mean x':>8}"
+    lines = [title, "", f"{'':26}{'single, ms':>27}{'scatter, ms':>43}", f"{'router':22}{'N':>4}{cells}{cells}{'queries':>9}"]
     for router in ROUTER_NAMES:
-        first = None
+        first = {}
         for shards, samples in by_shards.items():
-            single, scatter = (summarize(samples, router, query) for query in ("single", "scatter"))
-            first = first or (single.mean, scatter.mean)
-            lines.append(f"{LABELS[router]:22}{shards:4}{single.mean:13.3f}{single.mean / first[0]:7.1f}x{single.p99:9.3f}"
-                         f"{scatter.mean:15.3f}{scatter.mean / first[1]:7.1f}x{scatter.p99:9.3f}{span(scatter.queries):>9}")
+            line = f"{LABELS[router]:22}{shards:4}"
+            for query in ("single", "scatter"):
+                s = summarize(samples, router, query)
+                base = first.setdefault(query, s)
+                line += f"{s.p50:9.3f}{s.mean:9.3f}{s.p99:9.3f}{s.p50 / base.p50:8.1f}{s.mean / base.mean:8.1f}"
+            lines.append(f"{line}{span(s.queries):>9}")
         lines.append("")
     return lines
 
@@ -48,6 +51,7 @@ def headlines(a, b, c):
                 found[f"{letter}_{router}_{query}_shards_touched"] = span(s.shards)
         few, many = min(b), max(b)
         for query in ("single", "scatter"):
-            growth = summarize(b[many], router, query).mean / summarize(b[few], router, query).mean
-            found[f"b_{router}_{query}_mean_n{many}_over_n{few}"] = f"{growth:.2f}"
+            first, last = (summarize(b[n], router, query) for n in (few, many))
+            found[f"b_{router}_{query}_p50_n{many}_over_n{few}"] = f"{last.p50 / first.p50:.2f}"
+            found[f"b_{router}_{query}_mean_n{many}_over_n{few}"] = f"{last.mean / first.mean:.2f}"
     return found
