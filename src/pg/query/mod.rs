@@ -5,7 +5,12 @@
 mod columns;
 mod facts;
 pub mod inline;
+mod join_tree;
 pub mod late;
+mod levels;
+mod outputs;
 pub mod read;
+mod sublinks;
 pub mod substitute;
+mod targets;
 pub mod tree;

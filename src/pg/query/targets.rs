@@ -1,0 +1,40 @@
+//! What a statement writes: the target of INSERT or MERGE, which is in no join tree, and the keys of inserted rows.
+
+use pgrx::pg_sys;
+use shardmap_core::route::Operand;
+
+use super::read::{Reader, Reference, Usage};
+use super::tree::{cast, items, nth, rte};
+use crate::pg::catalog::LogicalTable;
+
+impl Reader<'_> {
+    /// The target of INSERT or MERGE, which is not in the join tree.
+    pub(super) unsafe fn written(&mut self, query: *mut pg_sys::Query) {
+        let rti = (*query).resultRelation as u32;
+        let Some(entry) = rte(query, rti) else { return };
+        let Some(table) = self.catalog.table((*entry).relid).cloned() else { return };
+        let usage = match (*query).commandType {
+            pg_sys::CmdType::CMD_INSERT => Usage::Insert(self.inserted_keys(query, &table)),
+            pg_sys::CmdType::CMD_MERGE => Usage::Merge,
+            _ => return,
+        };
+        self.tables.push(Reference { query, rti, table, usage });
+    }
+
+    /// The keys of an INSERT's rows, where they can be seen.
+    unsafe fn inserted_keys(&mut self, query: *mut pg_sys::Query, table: &LogicalTable) -> Option<Vec<Operand>> {
+        let target = items::<pg_sys::TargetEntry>((*query).targetList).find(|t| (**t).resno == table.key)?;
+        let expr = (*target).expr.cast::<pg_sys::Node>();
+        let column = match cast::<pg_sys::Var>(expr, pg_sys::NodeTag::T_Var) {
+            None => return Some(vec![self.value(expr)]),
+            Some(column) => column,
+        };
+        let values = rte(query, (*column).varno as u32)?;
+        if (*values).rtekind != pg_sys::RTEKind::RTE_VALUES || (*column).varlevelsup != 0 {
+            return None;
+        }
+        let at = usize::try_from((*column).varattno - 1).ok()?;
+        let rows: Vec<_> = items::<pg_sys::List>((*values).values_lists).collect();
+        rows.into_iter().map(|row| Some(self.value(nth(row, at)?))).collect()
+    }
+}
