@@ -5,10 +5,13 @@
 //! change to the map sends a relcache message for the keyspace table and for every logical table concerned
 //! (`invalidate`); the callback only sets a flag, and the next [`current`] loads anew.
 //!
-//! Read next: [`load`] for what is read from where, `functions::map` for who publishes changes.
+//! Read next: [`load`] for what is read from where, [`owner`] for whose a key is, `functions::publish` for who publishes changes.
 
 mod load;
+mod owner;
 pub mod scan;
+
+pub use owner::{keyspace, no_extension};
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -1,8 +1,11 @@
 //! SQL functions: a few lines each, over the core and the other modules. One file an area.
 
+mod call;
 pub mod export;
-pub mod map;
+pub mod key_column;
+pub mod owner;
 pub mod planning;
 pub mod preview;
+pub mod publish;
 pub mod remote;
 pub mod tokens;
