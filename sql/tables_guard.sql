@@ -138,8 +138,8 @@ BEGIN
          WHERE t.relation = ANY (touched) AND l.line <> ALL (coalesce(t.enforced, '{}'))
     LOOP
         RAISE EXCEPTION 'constraint on logical table % would not be enforced', added.relation
-            USING ERRCODE = 'feature_not_supported', DETAIL = format('The shards do not have it: %s', added.line),
-                HINT = 'Add it on the shards alone, with shardmap.run_on_shards(): they enforce it.';
+            USING ERRCODE = 'feature_not_supported', DETAIL = format('The shards were not given it: %s', added.line),
+                HINT = 'Let the shards alone have it, by shardmap.run_on_shards(): they enforce it.';
     END LOOP;
     IF TG_TAG = 'CREATE INDEX' THEN
         RAISE WARNING 'the shards have not got this index'
