@@ -1,0 +1,63 @@
+"""How many round trips to its shard each kind of statement costs, once its session has run it some times.
+
+The numbers are exact, so that neither a loss nor a gain goes unseen: lower them when they fall. bench/round_trips.py
+prints them for all statements of the benchmark, with what was sent.
+"""
+
+import itertools
+
+import psycopg
+import pytest
+from proxy import before_shard
+
+SETUP = """
+CREATE TABLE item (k bigint PRIMARY KEY, v int);
+CREATE TABLE note (k bigint, id bigint, PRIMARY KEY (k, id));
+INSERT INTO item SELECT i, i FROM generate_series(1, 200) i;
+INSERT INTO note SELECT i, 1 FROM generate_series(1, 200) i;
+SELECT shardmap.distribute_table('item', 'k'), shardmap.distribute_table('note', 'k');
+"""
+
+SELECT = "SELECT v FROM item WHERE k = %(k)s"
+UPDATE = "UPDATE item SET v = v + 1 WHERE k = %(k)s"
+KINDS = {
+    "select": ([SELECT], 5),
+    "join": (["SELECT v, id FROM item JOIN note USING (k) WHERE k = %(k)s"], 5),
+    "update": ([UPDATE], 3),
+    "delete": (["DELETE FROM item WHERE k = %(k)s"], 3),
+    "insert": (["INSERT INTO note VALUES (%(k)s, %(id)s)"], 5),
+    "transaction": (["BEGIN", SELECT, UPDATE, "COMMIT"], 6),
+}
+
+
+@pytest.fixture(scope="module")
+def proxy(db):
+    with before_shard(db, 0) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def keys(db):
+    """A key of shard 0 and a new number for each statement."""
+    with db.connect() as conn:
+        keys = conn.execute("SELECT k FROM generate_series(1, 200) k WHERE shard_for(k) = 'shard-0'").fetchall()
+    return ({"k": key, "id": number} for (key,), number in zip(itertools.cycle(keys), itertools.count(2)))
+
+
+@pytest.mark.parametrize("prepared", (True, False), ids=("prepared", "simple"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_round_trips(proxy, keys, conn, kind, prepared):
+    statements, expected = KINDS[kind]
+
+    def execute():
+        key = next(keys)
+        for sql in statements:
+            if prepared:
+                conn.execute(sql, key if "%" in sql else None, prepare=True)
+            else:
+                psycopg.ClientCursor(conn).execute(sql, key)
+    for _ in range(8):
+        execute()
+    with proxy.counting() as count:
+        execute()
+    assert count.round_trips == expected, count.trace
