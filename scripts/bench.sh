@@ -8,12 +8,12 @@
 . "$(dirname "$0")/lib.sh"
 valid_version
 cd "$ROOT"
-{ scripts/prerequisites.sh; scripts/postgres.sh; scripts/extension.sh "${PROFILE:-release}"; scripts/python-packages.sh; } >&2
+{ scripts/prerequisites.sh; scripts/postgres.sh; scripts/extension.sh "${PROFILE:-release}"; scripts/python-packages.sh; scripts/peers.sh; } >&2
 dir=$(mktemp -d /tmp/shardmap-XXXXXX)
 trap 'python3 scripts/cluster.py destroy --dir "$dir" >/dev/null 2>&1; rm -rf "$dir"' EXIT
 python3 scripts/cluster.py up --pg "$PG" --shards 8 --dir "$dir" >&2
 . "$dir/env"
-export CLUSTER_DIR=$dir PYTHONPATH=$ROOT/scripts PYTHONDONTWRITEBYTECODE=1 PG
+export CLUSTER_DIR=$dir PYTHONPATH=$ROOT/scripts:$ROOT/tests/cluster PYTHONDONTWRITEBYTECODE=1 PG
 
 found=
 for program in bench/*.sh bench/*.py; do

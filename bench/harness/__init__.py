@@ -1,1 +1,2 @@
-"""What the programs of bench/ share: figures (what is printed), loading (rows behind every way to them), pgbench (one run)."""
+"""What the programs of bench/ share: figures.py prints, statements.py is what is measured, loading.py and peers.py are the
+ways to the rows, pgbench.py is one run."""

@@ -18,7 +18,8 @@ CREATE TABLE notes (k bigint, id int, object int, body text, PRIMARY KEY (k, id)
 CREATE TABLE events (k bigint, id bigint, body text, PRIMARY KEY (k, id));
 """
 ROWS = f"""
-INSERT INTO objects SELECT k, id, k * id, 'object ' || k * 10 + id FROM generate_series(1, {KEYS}) k, generate_series(1, 10) id;
+INSERT INTO objects SELECT k, id, k * id, 'object ' || k * 10 + id
+  FROM generate_series(1, {KEYS}) k, generate_series(1, 10) id;
 INSERT INTO notes SELECT k, id, id, 'a note on object ' || k * 10 + id
   FROM generate_series(1, {KEYS}) k, generate_series(1, 10) id;
 """
@@ -27,13 +28,12 @@ NAMES = ("objects", "notes", "events")
 
 @dataclass
 class Way:
-    """A way to the rows: `base` names the way that its figures are relative to; `own` are texts of its own for statements
-    (None: it cannot do that); `dsns` are other places for some of pgbench's modes."""
+    """A way to the rows: `own` are texts of its own for some statements (None: it cannot do that), `dsns` other places for
+    some of pgbench's modes."""
 
     name: str
     dsn: str
     keys: list
-    base: str = "direct"
     own: dict = field(default_factory=dict)
     dsns: dict = field(default_factory=dict)
 
@@ -71,18 +71,19 @@ def load_shards():
         keys = column(conn, f"SELECT k FROM generate_series(1, {KEYS}) k WHERE shard_for(k) = 'shard-0' LIMIT {ASKED}")
         conn.execute("ANALYZE")
     settle(shard_dsns())
-    return [Way("direct", os.environ["SHARD_0_DSN"], keys), Way("routed", "", keys)]
+    return [Way("direct", os.environ["SHARD_0_DSN"], keys),
+            Way("routed", "options='-c shardmap.fanout_policy=allow'", keys)]
 
 
 def unload_shards():
     with connect() as conn:
         for table in NAMES:
-            conn.execute("SELECT shardmap.undistribute_table(%s)", (table,))
-            conn.execute(f"DROP TABLE {table}")
+            conn.execute(f"DROP TABLE IF EXISTS {table} CASCADE")
 
 
-def load_postgres_fdw():
-    """Hash partitions over postgres_fdw, in another database of the coordinator and others of the shards' server."""
+def native_partitions(tables):
+    """The database `native` of the coordinator: tables that are hash partitions over postgres_fdw, in other databases of the
+    shards' server, whose connection strings are returned. Each table is a line of the text."""
     dsns = []
     for number, dsn in enumerate(shard_dsns()):
         with connect(dsn) as conn:
@@ -90,23 +91,31 @@ def load_postgres_fdw():
             conn.execute(f"CREATE DATABASE native_{number}")
         dsns.append(psycopg.conninfo.make_conninfo(dsn, dbname=f"native_{number}"))
         with connect(dsns[-1]) as conn:
-            conn.execute(TABLES)
+            conn.execute(tables)
     with connect() as conn:
         conn.execute("DROP DATABASE IF EXISTS native WITH (FORCE)")
         conn.execute("CREATE DATABASE native")
     with connect("dbname=native") as conn:
         conn.execute("CREATE EXTENSION postgres_fdw")
-        conn.execute("".join(f"{head.split(', PRIMARY')[0]}) PARTITION BY HASH (k);"
-                             for head in TABLES.strip().splitlines()))
         for number, dsn in enumerate(dsns):
             part = psycopg.conninfo.conninfo_to_dict(dsn)
             conn.execute(f"CREATE SERVER s{number} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '{part['host']}',"
                          f" port '{part['port']}', dbname '{part['dbname']}', batch_size '1000')")
             conn.execute(f"CREATE USER MAPPING FOR CURRENT_USER SERVER s{number} OPTIONS (user '{part['user']}')")
-            for table in NAMES:
-                conn.execute(f"CREATE FOREIGN TABLE {table}_{number} PARTITION OF {table}"
-                             f" FOR VALUES WITH (MODULUS {len(dsns)}, REMAINDER {number}) SERVER s{number}"
-                             f" OPTIONS (table_name '{table}')")
+        for table in tables.strip().splitlines():
+            name = table.split()[2]
+            conn.execute(f"{table.split(', PRIMARY')[0]}) PARTITION BY HASH (k)")
+            for number in range(len(dsns)):
+                conn.execute(f"CREATE FOREIGN TABLE {name}_{number} PARTITION OF {name} FOR VALUES"
+                             f" WITH (MODULUS {len(dsns)}, REMAINDER {number}) SERVER s{number}"
+                             f" OPTIONS (table_name '{name}')")
+    return dsns
+
+
+def load_postgres_fdw():
+    """Hash partitions over postgres_fdw with the same rows: the way `postgres_fdw`."""
+    dsns = native_partitions(TABLES)
+    with connect("dbname=native") as conn:
         conn.execute(ROWS)
         keys = column(conn, f"SELECT k FROM generate_series(1, {KEYS}) k WHERE satisfies_hash_partition("
                             f"'objects'::regclass, {len(dsns)}, 0, k::bigint) LIMIT {ASKED}")
