@@ -29,7 +29,7 @@ use crate::pg::flag;
 use crate::pg::query::inline::{inline, is_candidate};
 use crate::pg::query::late::send_as_value;
 use crate::pg::query::read::{read, Reading, Reference, Usage};
-use crate::pg::query::substitute::{is_plain_do_nothing, spell_out_bpchar, substitute};
+use crate::pg::query::substitute::{drop_idle_ties, is_plain_do_nothing, spell_out_bpchar, substitute};
 use crate::pg::query::tree::{items, subqueries};
 use crate::pg::settings::{FanoutPolicy, ENABLE_ROUTING};
 use crate::pg::stats;
@@ -74,6 +74,7 @@ unsafe extern "C-unwind" fn plan(
     refuse_unsupported(&reading);
     let reads_first = barrier::is_needed(query, &reading);
     spell_out_bpchar(query);
+    drop_idle_ties(query);
     let plan = route(&reading);
     // Shards are left out at run time scan by scan; a join or aggregate of all partitions would start them all.
     let _partitionwise = (!plan.prunes_late).then(Partitionwise::on);

@@ -35,6 +35,9 @@ ANSWERS = {
     "nor if it is correlated": """
         SELECT sum(n) FROM (SELECT o.id, (SELECT count(*) + (SELECT count(*) FROM person c WHERE c.k = o.k)
         FROM orders t WHERE t.k = o.k AND o.k = 7) n FROM orders o WHERE o.id < 200) s""",
+    "a maximum has no ties": """
+        SELECT max(x), (SELECT min(r) FROM person ORDER BY 1 FETCH FIRST 1 ROW WITH TIES) FROM orders
+        ORDER BY 1 FETCH FIRST 2 ROWS WITH TIES""",
     "HAVING alone yields a row": """
         SELECT count(*) FROM orders o WHERE EXISTS (SELECT 1 FROM person c WHERE c.k = o.k AND c.k = 7 HAVING true)""",
     "RETURNING sees new values": """

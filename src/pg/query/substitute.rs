@@ -102,6 +102,23 @@ pub unsafe fn spell_out_bpchar(query: *mut pg_sys::Query) {
     subqueries(query).into_iter().for_each(|inner| spell_out_bpchar(inner));
 }
 
+/// Takes WITH TIES off queries that yield one row, at every level: for `min` and `max` over an order that postgres_fdw
+/// offers, the planner makes a subquery of LIMIT 1, which takes over the ties and then yields more than one row.
+///
+/// # Safety
+/// `query` must be valid.
+pub unsafe fn drop_idle_ties(query: *mut pg_sys::Query) {
+    let yields_one = (*query).limitOption == pg_sys::LimitOption::LIMIT_OPTION_WITH_TIES
+        && (*query).hasAggs
+        && (*query).groupClause.is_null()
+        && (*query).groupingSets.is_null()
+        && !(*query).hasTargetSRFs;
+    if yields_one {
+        (*query).limitOption = pg_sys::LimitOption::LIMIT_OPTION_COUNT;
+    }
+    subqueries(query).into_iter().for_each(|inner| drop_idle_ties(inner));
+}
+
 /// Refuses tables that differ in a column, and (for a target) a logical table on which something hangs.
 unsafe fn same_layout(parent: pg_sys::Oid, child: pg_sys::Oid, is_target: bool) -> Result<(), Spread> {
     let parent = pg_sys::table_open(parent, pg_sys::NoLock as _);
