@@ -35,7 +35,7 @@ class Conditions:
 
     def _atom(self, rels, outer):
         kinds = [(30, self._equal), (12, self._in_list), (8, self._any_array), (6, self._between), (8, self._column_pair),
-                 (5, self._stable), (5, self._null_test), (5, self._cast), (4, self._row), (14, self._other_column),
+                 (8, self._stable), (5, self._null_test), (5, self._cast), (4, self._row), (14, self._other_column),
                  (4, self._computed), (2, self._constant), (2, self._truth),
                  (2, self._whole_row), (2, self._function)]
         if self.budget > 0:
@@ -116,7 +116,15 @@ class Conditions:
         key = self.key(rels)
         setting = f"current_setting('app.{FAMILY[key.type]}')"
         base = {"int": "int8", "time": "date"}.get(FAMILY[key.type], key.type)
+        other, more = typed(self.rng, key.type), quoted("," + random_text(self.rng, key.type))
+        listed = f"string_to_array({setting} || {{}}, ',')::{base}[]"
         return self.rng.choice([
+            ["(", key.sql, f" = {setting}::{base} OR ", key.sql, " = ", other, ")"],
+            ["(", key.sql, f" = {setting}::{base} AND random() < 2 OR ", key.sql, " IN (", other, f", {setting}::{base}))"],
+            ["(", key.sql, f" = {setting}::{base} OR ", self._other_column(rels, outer), ")"],
+            [key.sql, f" = ANY ({listed.format(more)})"], [key.sql, f" = ANY ({listed.format(quoted(',NULL'))})"]
+            if base in ("text", "varchar(20)", "char(8)") else [key.sql, f" IN ({setting}::{base}, NULL)"],
+            [key.sql, f" = ANY (string_to_array(current_setting('app.unset', true), ',')::{base}[])"],
             [key.sql, f" = {setting}::{base}"], [f"{setting}::{base} = ", key.sql],
             [key.sql, f" = (SELECT {setting}::{base})"], [key.sql, " = (SELECT ", typed(self.rng, key.type), ")"],
             [key.sql, f" IN ({setting}::{base}, ", typed(self.rng, key.type), ")"],

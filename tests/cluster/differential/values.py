@@ -85,6 +85,9 @@ def spelled(rng, type, text=None):
     other = rng.choice([t for t in OTHERS.get(type, [type]) if fits(t, text)] or [type])
     choices = [quoted(text), literal(type, text), f"({literal(type, text)})", f"CAST({quoted(text)} AS {type})"]
     choices += SPELLINGS[FAMILY[type]](text)
+    if type == "int8":
+        # int8 becomes oid with an error that depends on which rows are looked at first.
+        choices = [choice for choice in choices if not choice.endswith("::oid")]
     choices.append(literal(other, text))
     bound = rng.choice([(type, "{}", True), (type, "{}", False), (type, "{}::" + type, True), (other, "{}", True),
                         (other, "{}::" + other, False), ("text", "{}::text::" + type, True)])
