@@ -71,7 +71,7 @@ def measure(case, ways):
     results = {way.name: [] for way in ways}
     for number in range(case.rounds):
         for way in ways if number % 2 == 0 else reversed(ways):
-            text = pgbench.script(way.text(case.statement), way.keys)
+            text = pgbench.script(way.text(case.statement), way.keys, case.clients)
             results[way.name].append(pgbench.run(text, way.place(case.mode), case.mode, case.clients, SECONDS))
     for name, way, base in comparisons:
         figure(name, ratio(results[way], results[base]))

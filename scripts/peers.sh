@@ -7,14 +7,16 @@
 . "$(dirname "$0")/lib.sh"
 PEERS=$TOOLS/peers
 
-# unpack FOLDER PACKAGE...: the packages' files in FOLDER, which appears whole or not at all.
+# unpack FOLDER PACKAGE...: the packages' files in FOLDER, which appears whole or not at all. Here and below, each step
+# says itself what its failure means: nothing ends the script, as the benchmark goes on without.
 unpack() {
     local folder=$1 deb; shift
+    if [ -d "$folder" ]; then return; fi
     rm -rf "$folder.part"
     mkdir -p "$folder.part/download"
     note "fetching $*"
-    (cd "$folder.part/download" && apt-get download -qq "$@") 2>&1 | sed '/^W: .*sandbox/d'
-    for deb in "$folder.part"/download/*.deb; do dpkg -x "$deb" "$folder.part"; done
+    (cd "$folder.part/download" && apt-get download -qq -o APT::Sandbox::User="$(id -un)" "$@") || return 1
+    for deb in "$folder.part"/download/*.deb; do dpkg -x "$deb" "$folder.part" || return 1; done
     rm -rf "$folder.part/download"
     mv "$folder.part" "$folder"
 }
@@ -33,7 +35,7 @@ pgbouncer() {
     if [ ! -x "$program" ]; then
         offered pgbouncer || return 1
         libraries=$(apt-cache depends pgbouncer | sed -nE 's/^ +Depends: (libevent.*|libc-ares.*)/\1/p')
-        [ -d "$folder" ] || unpack "$folder" pgbouncer $libraries
+        unpack "$folder" pgbouncer $libraries || return 1
         program=$folder/usr/sbin/pgbouncer
     fi
     mkdir -p "$PEERS/bin"
@@ -46,12 +48,13 @@ pgbouncer() {
 
 plproxy() {
     local folder=$PEERS/plproxy config=$TOOLS/pg15/bin/pg_config
-    if [ -e "$PEERS/bin/plproxy" ]; then return; fi
+    if [ -e "$PEERS/bin/plproxy" ] && [ -e "$("$config" --pkglibdir)/plproxy.so" ]; then return; fi
+    rm -f "$PEERS/bin/plproxy"
     offered postgresql-15-plproxy || return 1
     PG=15 PG_CONFIG='' "$ROOT/scripts/postgres.sh" || return 1
-    [ -d "$folder" ] || unpack "$folder" postgresql-15-plproxy
-    cp "$folder/usr/lib/postgresql/15/lib/plproxy.so" "$("$config" --pkglibdir)/"
-    cp "$folder"/usr/share/postgresql/15/extension/plproxy* "$("$config" --sharedir)/extension/"
+    unpack "$folder" postgresql-15-plproxy || return 1
+    cp "$folder/usr/lib/postgresql/15/lib/plproxy.so" "$("$config" --pkglibdir)/" &&
+        cp "$folder"/usr/share/postgresql/15/extension/plproxy* "$("$config" --sharedir)/extension/" || return 1
     mkdir -p "$PEERS/bin"
     touch "$PEERS/bin/plproxy"
 }

@@ -19,9 +19,12 @@ def choose(keys, low=0):
     return f"CASE WHEN :n < {low + half} THEN {choose(keys[:half], low)} ELSE {choose(keys[half:], low + half)} END"
 
 
-def script(statement, keys):
-    """The statement's text may use :k, a key; :id, the number of one of its rows; :new, a number that is in no row."""
-    return (f"\\set n random(0, {len(keys) - 1})\n\\set k {choose(keys)}\n"
+def script(statement, keys, clients):
+    """The statement's text may use :k, a key; :id, the number of one of its rows; :new, a number that is in no row.
+
+    Each client has keys of its own: a router that asks the shard at REPEATABLE READ would fail on two writers of a row.
+    """
+    return (f"\\set n random(0, {len(keys) // clients - 1}) * {clients} + :client_id\n\\set k {choose(keys)}\n"
             "\\set id random(1, 10)\n\\set new random(1000, 4000000000000000000)\n" + statement + "\n")
 
 
