@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 use shardmap_core::route::Spread;
 
 use super::read::Reference;
-use super::tree::{cast, nth, rte, subqueries, walk_level};
+use super::tree::{cast, rte, subqueries, walk_level};
 
 /// Puts foreign table `child` in the place of the logical table, or says why it cannot.
 ///
@@ -40,7 +40,9 @@ pub unsafe fn substitute(reference: &Reference, child: pg_sys::Oid) -> Result<()
 /// Makes `entry` ask for no privileges of its own: those of the logical table are checked through the kept entry.
 #[cfg(not(feature = "pg15"))]
 unsafe fn waive_privileges(query: *mut pg_sys::Query, entry: *mut pg_sys::RangeTblEntry, child: pg_sys::Oid) {
-    let Some(own) = nth::<pg_sys::RTEPermissionInfo>((*query).rteperminfos, (*entry).perminfoindex as usize - 1) else {
+    let Some(own) =
+        super::tree::nth::<pg_sys::RTEPermissionInfo>((*query).rteperminfos, (*entry).perminfoindex as usize - 1)
+    else {
         return;
     };
     // Columns and checkAsUser stay: the executor asks them of the table that it writes, postgres_fdw for whom to log in.
