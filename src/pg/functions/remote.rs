@@ -10,7 +10,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::Datum;
 use pgrx::{Array, FromDatum, PgSqlErrorCode};
 
-use crate::pg::remote::{copy_rows, guard, run_everywhere, Answer, Connection, Failure, Result};
+use crate::pg::remote::{copy_rows, guard, run_everywhere, Connection, Failure, Result};
 
 /// The arguments of a strict function, none of which is NULL, and the place for its rows.
 #[derive(Clone, Copy)]
@@ -100,8 +100,8 @@ fn text(value: &[u8]) -> Datum {
 }
 
 /// A row of a shard as text[].
-fn text_array(answer: &Answer, row: usize) -> Datum {
-    let row: Vec<_> = (0..answer.columns()).map(|column| answer.value(row, column).map(text)).collect();
+fn text_array(row: &[Option<Box<[u8]>>]) -> Datum {
+    let row: Vec<_> = row.iter().map(|value| value.as_deref().map(text)).collect();
     let mut nulls: Vec<bool> = row.iter().map(Option::is_none).collect();
     let mut values: Vec<Datum> = row.into_iter().map(|value| value.unwrap_or(Datum::from(0))).collect();
     let (mut dimension, mut lower) = (values.len() as i32, 1);
@@ -159,7 +159,7 @@ sql_function! {
     remote_execute_wrapper, pg_finfo_remote_execute_wrapper,
     |call| {
         let connection = Connection::open(&call.name(0), user(), call.flag(2))?;
-        Ok(text(connection.query(&call.text(1))?.tag().as_bytes()))
+        Ok(text(connection.query(&call.text(1))?.tag.as_bytes()))
     }
 }
 
@@ -170,8 +170,8 @@ sql_function! {
         let rows = call.rows();
         let connection = Connection::open(&call.name(0), user(), call.flag(2))?;
         let answer = connection.query(&call.text(1))?;
-        for row in 0..answer.rows() {
-            rows.put(|| vec![Some(text_array(&answer, row))]);
+        for row in &answer.rows {
+            rows.put(|| vec![Some(text_array(row))]);
         }
         Ok(Datum::from(0))
     }

@@ -14,11 +14,12 @@ use pgrx::pg_sys;
 use pgrx::PgSqlErrorCode;
 
 use super::failure::{Failure, Result};
-use super::libpq::{AnswerKind, TransactionStatus};
-use super::link::Link;
+use super::link::{Busy, Link};
 use super::pool::Connection;
 use super::source::{c_string, for_each_row, quote, table_name};
-use super::wait::{Interest, Patience};
+use super::wait::Patience;
+use super::wire::encode::Batch;
+use crate::pg::encoding;
 
 /// Sent at once.
 const BUFFER: usize = 64 * 1024;
@@ -88,7 +89,7 @@ impl Streams {
         let at = match self.by_shard.get(shard) {
             Some(at) => *at,
             None => {
-                let name = String::from_utf8_lossy(shard).into_owned();
+                let name = encoding::utf8(shard).into_owned();
                 let connection = Connection::open(&name, self.user, true)?;
                 self.all.push(Stream::new(connection, self.command.clone()));
                 self.by_shard.insert(shard.to_owned(), self.all.len() - 1);
@@ -158,19 +159,25 @@ impl Stream {
         if !self.copying {
             self.start()?;
         }
-        put(self.link(), || self.link().conn.put_copy_data(&self.buffer))?;
+        let mut batch = Batch::default();
+        batch.copy_data(&self.buffer);
+        self.put(&batch)?;
         self.sent_bytes += self.buffer.len();
         self.buffer.clear();
         Ok(())
     }
 
     fn start(&mut self) -> Result<()> {
+        self.connection.enter()?;
         let link = self.link();
-        let busy = link.begin(&self.command)?;
-        match link.next_answer(&mut Patience::Interruptible)? {
-            Some(answer) if answer.kind() == AnswerKind::CopyIn => busy.hand_over(),
-            Some(answer) if answer.kind() == AnswerKind::Error => {
-                let failure = link.error(&answer);
+        let mut batch = Batch::default();
+        batch.query(self.command.as_bytes());
+        let busy = link.begin(&batch)?;
+        let mut body = Vec::new();
+        match link.receive(&mut body, &mut Patience::Interruptible)? {
+            b'G' => busy.hand_over(),
+            b'E' => {
+                let failure = link.error(&body);
                 link.finish(&mut Patience::Interruptible).ok();
                 return Err(failure);
             }
@@ -180,11 +187,21 @@ impl Stream {
         Ok(())
     }
 
+    /// Sends something of the COPY; a shard that is slow makes us wait.
+    fn put(&self, batch: &Batch) -> Result<()> {
+        let busy = Busy::resume(self.link());
+        let outcome = self.link().send(batch).and_then(|()| self.link().drain_output(BUFFER));
+        busy.hand_over();
+        outcome
+    }
+
     fn end(&mut self) -> Result<()> {
-        if self.copying {
-            put(self.link(), || self.link().conn.put_copy_end(None))?;
+        if !self.copying {
+            return Ok(());
         }
-        Ok(())
+        let mut batch = Batch::default();
+        batch.copy_done();
+        self.put(&batch)
     }
 
     /// Reads the outcome of a COPY that was ended.
@@ -193,9 +210,9 @@ impl Stream {
             return Ok(());
         }
         let outcome = self.link().finish(&mut Patience::Interruptible);
-        self.copying = self.link().conn.transaction_status() == TransactionStatus::Active;
+        self.copying = self.link().is_active();
         self.link().tell_notices();
-        let tag = outcome?.map(|answer| answer.tag()).unwrap_or_default();
+        let tag = outcome?.tag;
         let (shard, sent) = (self.connection.shard(), self.sent_rows);
         if tag.strip_prefix("COPY ").and_then(|count| count.parse().ok()) != Some(sent) {
             return Err(Failure::new(
@@ -213,31 +230,8 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.copying && self.link().conn.transaction_status() == TransactionStatus::Active {
+        if self.copying && self.link().is_active() {
             self.link().abandon();
-        }
-    }
-}
-
-/// Hands libpq something of a COPY and waits until it has left.
-fn put(link: &Link, hand: impl Fn() -> Option<bool>) -> Result<()> {
-    let mut patience = Patience::Interruptible;
-    loop {
-        match hand() {
-            Some(true) => break,
-            Some(false) => link.wait(Interest::ReadOrWrite, &mut patience)?,
-            // The error, if the shard has ended the COPY by itself.
-            None => return Err(link.finish(&mut patience).err().unwrap_or_else(|| link.lost(""))),
-        }
-    }
-    loop {
-        match link.conn.flush() {
-            Some(true) => return Ok(()),
-            Some(false) => {
-                link.wait(Interest::ReadOrWrite, &mut patience)?;
-                link.conn.consume();
-            }
-            None => return Err(link.lost("")),
         }
     }
 }

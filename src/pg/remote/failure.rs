@@ -5,14 +5,15 @@
 //! when no Rust value is left to drop. What always holds: the SQLSTATE that a shard sent is the one that the client sees,
 //! and the context names the shard.
 
-use std::ffi::{c_char, c_int, CString};
+use std::ffi::{c_char, c_int};
 use std::ptr;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::pgrx_extern_c_guard;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
 
-use super::libpq::{Answer, Notice};
+use super::libpq::Notice;
+use crate::pg::encoding;
 use crate::pg::error::Refusal;
 
 /// A SQLSTATE as Postgres packs it: six bits a character.
@@ -92,9 +93,8 @@ impl Failure {
         self
     }
 
-    /// The error that a shard has sent.
-    pub fn from_answer(shard: &str, answer: &Answer) -> Self {
-        let field = |code| answer.error_field(code);
+    /// The error that a shard has sent, by its fields' letters in the protocol.
+    pub fn from_fields(shard: &str, field: impl Fn(u8) -> Option<String>) -> Self {
         Self {
             code: SqlState::parse(&field(b'C').unwrap_or_default()),
             message: field(b'M').unwrap_or_else(|| "the shard reported an error without a message".to_owned()),
@@ -158,7 +158,7 @@ struct Report {
 fn c_text(text: Option<String>) -> *const c_char {
     text.map_or(ptr::null(), |mut text| {
         text.retain(|c| c != '\0');
-        let text = CString::new(text).unwrap_or_default();
+        let text = encoding::server_string(&encoding::message(text));
         // SAFETY: pstrdup copies a NUL-terminated string.
         unsafe { pg_sys::pstrdup(text.as_ptr()) }
     })

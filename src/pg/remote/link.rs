@@ -1,28 +1,37 @@
 //! One connection to one shard: making it, and a conversation on it that is whole or over.
 //!
-//! Decides when a connection is fit for use. What always holds: outside the functions of this file a link is either at
-//! rest (the last command's outcome was read to its end), owes the answer of a clean-up command, or is closed. A
-//! conversation that is left in the middle (a cancel, an error of Postgres) cancels the shard's query and closes the link
-//! when [`Busy`] is dropped. Nothing borrows a link while it waits: the abort callback may close it under the waiter
-//! when the backend terminates.
+//! Decides when a connection is fit for use. What always holds: outside the functions of `link` and `portal` a link is
+//! at rest, is in the middle of one portal's rows, owes the answer of a clean-up command, or is closed. A conversation
+//! that is left in the middle (a cancel, an error of Postgres) has its query cancelled on the shard, and is read to its
+//! end or closed, when [`Busy`] is dropped. Nothing is borrowed while it waits: the abort callback may close a link under
+//! the waiter when the backend terminates.
 //!
-//! Read next: `pool` for who keeps links, `transaction` for what the marks on them mean.
+//! Read next: `cleanup` for how it ends badly, `portal` for rows, `pool` for who keeps links, `transaction` for what the marks on them mean.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::{CStr, CString};
-use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use pgrx::PgSqlErrorCode;
 
+use super::answer::Answer;
+use super::carried::Carried;
 use super::dial::Dial;
 use super::failure::{pass_on, Failure, Result};
-use super::libpq::{Answer, AnswerKind, Conn, TransactionStatus};
+use super::libpq::{Conn, Notice};
+use super::portal::Portal;
+use super::prepared::Prepared;
 use super::target::{Session, Target};
-use super::wait::{poll_socket, Interest, Patience, WaitSet, Woken};
+use super::transaction::Remote;
+use super::wait::{Interest, Patience, Woken};
+use super::wire::decode::{self, Status};
+use super::wire::encode::Batch;
+use super::wire::{Fill, Wire};
 
 /// How long to wait for a shard to take a cancel request during COMMIT, before its outcome is waited for again.
 const CANCEL_LIMIT: Duration = Duration::from_secs(1);
+/// At most this many notices are kept between two looks at them.
+const MAX_NOTICES: usize = 1000;
 
 /// A connection that is kept.
 pub struct Link {
@@ -32,36 +41,42 @@ pub struct Link {
     /// The generation of the catalog at which the target was last compared.
     pub generation: Cell<u64>,
     pub remote: Remote,
-    pub conn: Conn,
-    waits: WaitSet,
-    /// A clean-up command was sent whose outcome has not been read.
-    owing: Cell<bool>,
-}
-
-/// How the shard's transaction stands to ours.
-#[derive(Default)]
-pub struct Remote {
-    /// The nesting level of the local transaction at which BEGIN was sent; 0: no transaction is open.
-    pub begun: Cell<i32>,
-    /// Counts the transactions begun by this backend, so that shards are committed in the order of their first use.
-    pub turn: Cell<u64>,
-    /// The levels above it for which a savepoint was set.
-    pub savepoints: RefCell<Vec<i32>>,
+    pub prepared: RefCell<Prepared>,
+    /// The settings that the shard's session has, if that is known.
+    pub carried: Cell<Option<Carried>>,
+    pub(super) wire: Wire,
+    pub(super) status: Cell<Status>,
+    /// The ReadyForQuery that have not come.
+    pub(super) awaited: Cell<u32>,
+    /// They answer clean-up commands, whose outcome nobody waits for.
+    pub(super) owing: Cell<bool>,
+    /// The portal whose rows are on their way.
+    pub(super) streaming: RefCell<Weak<Portal>>,
+    /// Portals on the shard that nobody needs any more.
+    unneeded: RefCell<Vec<u64>>,
+    notices: RefCell<Vec<Notice>>,
 }
 
 impl Link {
     /// Connects, and waits for it as long as the target allows.
     pub fn connect(target: Rc<Target>, transactional: bool, generation: u64) -> Result<Self> {
-        let conn = Dial::start(&target, &Session::default())?.wait()?;
-        let waits = WaitSet::new(&[(conn.socket(), Interest::Read)]);
+        let carried = Carried::current();
+        let conn = Dial::start(&target, &Session::like_ours())?.wait()?;
+        let wire = Wire::new(conn).map_err(|failure| failure.at_shard(&target.server))?;
         Ok(Self {
             target,
             transactional,
             generation: Cell::new(generation),
             remote: Remote::default(),
-            conn,
-            waits,
+            prepared: RefCell::default(),
+            carried: Cell::new(Some(carried)),
+            wire,
+            status: Cell::new(Status::Idle),
+            awaited: Cell::new(0),
             owing: Cell::new(false),
+            streaming: RefCell::default(),
+            unneeded: RefCell::default(),
+            notices: RefCell::default(),
         })
     }
 
@@ -70,32 +85,71 @@ impl Link {
     }
 
     pub fn is_open(&self) -> bool {
-        self.conn.is_ok()
+        self.wire.is_open()
+    }
+
+    pub fn close(&self) {
+        self.wire.close();
+    }
+
+    pub fn conn(&self) -> &Conn {
+        self.wire.conn()
+    }
+
+    pub fn socket(&self) -> i32 {
+        self.wire.socket()
+    }
+
+    /// The state of the shard's transaction when it was last heard of.
+    pub fn status(&self) -> Status {
+        self.status.get()
+    }
+
+    /// In the middle of a conversation.
+    pub fn is_active(&self) -> bool {
+        self.awaited.get() > 0 && !self.owing.get()
     }
 
     /// Whether an idle link still has its shard, as far as can be known without asking: an end of the connection, or
     /// the shard's farewell, waits in the socket.
     pub fn is_fit(&self) -> bool {
-        let quiet = || !poll_socket(self.conn.socket(), Interest::Read, Instant::now());
-        self.is_open() && (self.owing.get() || quiet() || (self.conn.consume() && self.is_open() && quiet()))
+        if !self.is_open() {
+            return false;
+        }
+        if self.awaited.get() > 0 || self.wire.is_quiet() {
+            return true;
+        }
+        // A notice or a changed parameter may have come by itself; anything else is a farewell.
+        let mut body = Vec::new();
+        if self.wire.fill() != Fill::Some {
+            return false;
+        }
+        while let Ok(Some(kind)) = self.wire.take(&mut body) {
+            if !self.is_aside(kind, &body) {
+                return false;
+            }
+        }
+        self.wire.is_quiet()
     }
 
-    /// Runs one or more statements and returns the last result. Values come as text.
+    /// Runs one or more statements and returns the last one's result. Values come as text.
     ///
     /// # Errors
     /// The shard's own error; 08006 or 08007 if the connection is lost; 55000 if the link is in the middle of something.
-    pub fn run(&self, sql: &CStr) -> Result<Answer> {
-        let busy = self.begin(sql)?;
-        let outcome = self.finish(&mut Patience::Interruptible);
+    pub fn run(&self, sql: &[u8], patience: &mut Patience) -> Result<Answer> {
+        let mut batch = Batch::default();
+        batch.query(sql);
+        let busy = self.begin(&batch)?;
+        let outcome = self.finish(patience);
         drop(busy);
         self.tell_notices();
-        outcome?.ok_or_else(|| self.lost(""))
+        outcome
     }
 
-    /// Sends a statement. The caller reads its results to the end while it holds the guard, or drops it to give up.
-    pub fn begin(&self, sql: &CStr) -> Result<Busy<'_>> {
-        self.settle()?;
-        if self.conn.transaction_status() == TransactionStatus::Active {
+    /// Sends messages. The caller reads what answers them to its end while it holds the guard, or drops it to give up.
+    pub fn begin(&self, batch: &Batch) -> Result<Busy<'_>> {
+        self.make_ready()?;
+        if self.is_active() {
             return Err(Failure::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 "connection to the shard is in use",
@@ -103,69 +157,143 @@ impl Link {
             .hint("Finish reading or copying from the shard before sending it another statement.")
             .at_shard(&self.target.server));
         }
-        let busy = Busy(self);
-        if self.conn.send_query(sql) {
-            Ok(busy)
-        } else {
-            Err(self.lost(""))
+        if !self.is_open() {
+            return Err(self.lost(""));
         }
+        let busy = Busy(self);
+        self.send(batch)?;
+        Ok(busy)
     }
 
-    /// Reads what a clean-up command left to be read. Its failure closes the link.
-    pub fn settle(&self) -> Result<()> {
-        if self.owing.get() {
-            let _busy = Busy(self);
-            self.finish(&mut Patience::Interruptible).inspect_err(|_| self.conn.close())?;
-            self.owing.set(false);
+    /// Brings the conversations before to their ends.
+    pub fn make_ready(&self) -> Result<()> {
+        self.settle()?;
+        self.set_aside()
+    }
+
+    /// Sends messages in the middle of a conversation.
+    pub fn send(&self, batch: &Batch) -> Result<()> {
+        self.awaited.set(self.awaited.get() + batch.readies);
+        self.wire.push(&batch.bytes);
+        self.wire.flush().map_err(|error| self.lost(&error.to_string()))?;
+        Ok(())
+    }
+
+    /// Waits until at most `limit` bytes have not left.
+    pub fn drain_output(&self, limit: usize) -> Result<()> {
+        while !self.wire.flush().map_err(|error| self.lost(&error.to_string()))? && self.wire.unsent() > limit {
+            self.wait(Interest::ReadOrWrite, &mut Patience::Interruptible)?;
+            // A shard that does not read may be waiting for us to do so.
+            if self.wire.fill() == Fill::End {
+                return Err(self.lost(""));
+            }
         }
         Ok(())
     }
 
-    /// Waits for the outcome of COMMIT even if the statement is cancelled, as far as `grace` goes.
-    pub fn run_commit(&self, sql: &CStr, grace: Duration) -> Result<Answer> {
-        let _busy = self.begin(sql)?;
-        let last = self.finish(&mut Patience::commit(grace))?;
-        last.ok_or_else(|| self.lost(""))
-    }
-
-    /// Reads all results of the statement under way. The first error wins, else the last result.
-    pub fn finish(&self, patience: &mut Patience) -> Result<Option<Answer>> {
-        let mut last: Option<Answer> = None;
-        while let Some(answer) = self.next_answer(patience)? {
-            match answer.kind() {
-                AnswerKind::CopyIn | AnswerKind::CopyOut => return Err(self.refuse_copy()),
-                _ if last.as_ref().is_some_and(|last| last.kind() == AnswerKind::Error) => {}
-                _ => last = Some(answer),
-            }
-        }
-        match last {
-            Some(error) if error.kind() == AnswerKind::Error => Err(self.error(&error)),
-            last => Ok(last),
-        }
-    }
-
-    /// The next result of the statement under way, waited for.
-    pub fn next_answer(&self, patience: &mut Patience) -> Result<Option<Answer>> {
+    /// The next message that answers us: its kind, and its content in `body`. Notices and the like are kept aside.
+    pub fn receive(&self, body: &mut Vec<u8>, patience: &mut Patience) -> Result<u8> {
         loop {
-            let sent = self.conn.flush().unwrap_or(true);
-            if !self.conn.is_busy() {
-                return Ok(self.conn.next_answer());
+            if let Some(kind) = self.try_receive(body)? {
+                return Ok(kind);
             }
-            self.wait(if sent { Interest::Read } else { Interest::ReadOrWrite }, patience)?;
-            // A loss shows in the next result.
-            self.conn.consume();
+            self.wait(if self.wire.unsent() == 0 { Interest::Read } else { Interest::ReadOrWrite }, patience)?;
         }
+    }
+
+    /// As [`Link::receive`], without waiting: `None` if no message has come.
+    pub fn try_receive(&self, body: &mut Vec<u8>) -> Result<Option<u8>> {
+        loop {
+            match self.wire.take(body) {
+                Ok(Some(b'Z')) => {
+                    self.at_ready(body);
+                    return Ok(Some(b'Z'));
+                }
+                Ok(Some(kind)) if self.is_aside(kind, body) => continue,
+                Ok(Some(kind)) => return Ok(Some(kind)),
+                Ok(None) => {}
+                Err(error) => return Err(self.lost(&error.to_string())),
+            }
+            match self.wire.fill() {
+                Fill::Some => {}
+                Fill::End => return Err(self.lost("")),
+                Fill::Nothing => {
+                    self.wire.flush().map_err(|error| self.lost(&error.to_string()))?;
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    pub(super) fn at_ready(&self, body: &[u8]) {
+        self.awaited.set(self.awaited.get().saturating_sub(1));
+        self.status.set(Status::of(body));
+    }
+
+    /// Takes a message that may come at any time.
+    fn is_aside(&self, kind: u8, body: &[u8]) -> bool {
+        match kind {
+            b'N' => {
+                if let Ok(mut notices) = self.notices.try_borrow_mut() {
+                    if notices.len() < MAX_NOTICES {
+                        notices.push(Notice::of(|letter| decode::field(body, letter)));
+                    }
+                }
+                true
+            }
+            b'S' | b'A' => true,
+            _ => false,
+        }
+    }
+
+    /// Reads what answers statements of the simple protocol, or a COPY's end. The first error wins, else the last result.
+    pub fn finish(&self, patience: &mut Patience) -> Result<Answer> {
+        let (mut answer, mut failure, mut body) = (Answer::default(), None, Vec::new());
+        let mut ended = true;
+        while self.awaited.get() > 0 {
+            match self.receive_or(&mut body, patience, &failure)? {
+                b'T' => {
+                    answer = Answer::default();
+                    ended = false;
+                }
+                b'D' => answer.rows.push(decode::values(&body).map(|value| value.map(Box::from)).collect()),
+                b'C' => {
+                    if std::mem::replace(&mut ended, true) {
+                        answer = Answer::default();
+                    }
+                    answer.tag = decode::tag(&body);
+                }
+                b'I' => answer = Answer::default(),
+                b'E' => failure = failure.or_else(|| Some(self.error(&body))),
+                b'G' => {
+                    failure = Some(self.refuse_copy());
+                    let mut batch = Batch::default();
+                    batch.copy_fail(b"not from here");
+                    self.send(&batch)?;
+                }
+                b'H' => failure = Some(self.refuse_copy()),
+                _ => {}
+            }
+        }
+        failure.map_or(Ok(answer), Err)
+    }
+
+    /// As [`Link::receive`]; if the connection ends after the shard has sent `failure`, that is the reason.
+    pub fn receive_or(&self, body: &mut Vec<u8>, patience: &mut Patience, failure: &Option<Failure>) -> Result<u8> {
+        self.receive(body, patience).map_err(|lost| match failure {
+            Some(failure) if !self.is_open() => self.lost(&failure.message),
+            _ => lost,
+        })
     }
 
     /// Waits until the socket is ready or something else is to be looked at.
-    pub fn wait(&self, interest: Interest, patience: &mut Patience) -> Result<()> {
+    fn wait(&self, interest: Interest, patience: &mut Patience) -> Result<()> {
         match patience.check() {
             Ok(false) => {}
-            Ok(true) => self.conn.start_cancel().wait(CANCEL_LIMIT),
+            Ok(true) => self.conn().start_cancel().wait(CANCEL_LIMIT),
             Err(()) => return Err(self.lost("The shard did not answer in time after the statement was cancelled.")),
         }
-        self.waits.watch(interest);
-        if self.waits.wait(patience.limit()) == Woken::Latch {
+        if self.wire.wait(interest, patience.limit()) == Woken::Latch {
             if let Patience::Interruptible = patience {
                 pgrx::check_for_interrupts!();
             }
@@ -173,19 +301,15 @@ impl Link {
         Ok(())
     }
 
-    /// The failure behind an error result: the shard's error, or the loss of the connection.
-    pub fn error(&self, answer: &Answer) -> Failure {
-        if self.conn.is_ok() {
-            Failure::from_answer(&self.target.server, answer)
-        } else {
-            self.lost(&answer.error_field(b'M').unwrap_or_default())
-        }
+    /// The shard's error in an ErrorResponse.
+    pub fn error(&self, body: &[u8]) -> Failure {
+        Failure::from_fields(&self.target.server, |letter| decode::field(body, letter))
     }
 
     /// The failure of a connection that is gone. Closes it.
     pub fn lost(&self, said: &str) -> Failure {
-        let detail = if said.is_empty() { self.conn.error_message() } else { said.to_owned() };
-        self.conn.close();
+        let detail = if said.is_empty() { "The shard has closed the connection." } else { said };
+        self.close();
         let server = &self.target.server;
         let failure = if self.transactional {
             Failure::new(
@@ -212,46 +336,31 @@ impl Link {
 
     /// Passes notices on to the client.
     pub fn tell_notices(&self) {
-        pass_on(&self.target.server, self.conn.take_notices());
-    }
-
-    /// Sends a clean-up command without waiting for its outcome, from a callback that must not fail. Whatever goes
-    /// wrong closes the link.
-    pub fn send_quietly(&self, sql: &CString, deadline: Instant) {
-        if !self.owing.get() && self.conn.transaction_status() == TransactionStatus::Active {
-            return self.abandon();
-        }
-        self.settle_quietly(deadline);
-        if !self.owing.get() && self.conn.send_query(sql) && self.conn.flush() == Some(true) {
-            self.owing.set(true);
-        } else {
-            self.conn.close();
+        let notices = self.notices.take();
+        if !notices.is_empty() {
+            pass_on(&self.target.server, notices);
         }
     }
 
-    /// Reads the outcome of a clean-up command if it comes before `deadline`. An error closes the link.
-    pub fn settle_quietly(&self, deadline: Instant) {
-        while self.owing.get() && self.is_open() {
-            if self.conn.is_busy() {
-                if !poll_socket(self.conn.socket(), Interest::Read, deadline) {
-                    return;
-                }
-                self.conn.consume();
-                continue;
-            }
-            match self.conn.next_answer() {
-                None => self.owing.set(false),
-                Some(answer) if answer.kind() == AnswerKind::Command => {}
-                Some(_) => self.conn.close(),
-            }
-        }
+    /// Makes `portal` the one whose rows come now.
+    pub fn stream(&self, portal: &Rc<Portal>) {
+        *self.streaming.borrow_mut() = Rc::downgrade(portal);
     }
 
-    /// Ends a conversation in the middle: cancels the shard's query, gives it a moment to end, and closes. Calls no
-    /// function of Postgres, for an error may be on its way up.
-    pub fn abandon(&self) {
-        Conn::stop(&[&self.conn]);
-        self.conn.close();
+    /// Lets the portal whose rows are on their way keep them for later, so that something else can be sent.
+    fn set_aside(&self) -> Result<()> {
+        let portal = self.streaming.take().upgrade();
+        portal.map_or(Ok(()), |portal| portal.keep_rows(&mut Patience::Interruptible))
+    }
+
+    /// Notes a portal to be closed with the next messages.
+    pub fn close_later(&self, portal: u64) {
+        self.unneeded.borrow_mut().push(portal);
+    }
+
+    /// The portals to close now. None outside the transaction that they belonged to.
+    pub fn take_unneeded(&self) -> Vec<u64> {
+        self.unneeded.take()
     }
 }
 
@@ -263,11 +372,16 @@ impl Busy<'_> {
     pub fn hand_over(self) {
         std::mem::forget(self);
     }
+
+    /// Takes the duty back.
+    pub fn resume(link: &Link) -> Busy<'_> {
+        Busy(link)
+    }
 }
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        if self.0.conn.transaction_status() == TransactionStatus::Active {
+        if self.0.is_active() {
             self.0.abandon();
         }
     }

@@ -10,6 +10,9 @@
 //! COMMIT), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `scatter` (one statement on
 //! many shards, each in a session of its own), `json`. The SQL functions are in `functions::remote`.
 
+mod answer;
+pub mod carried;
+mod cleanup;
 mod copy;
 mod dial;
 pub mod failure;
@@ -17,16 +20,18 @@ mod json;
 pub mod libpq;
 mod link;
 mod pool;
+pub mod portal;
+pub mod prepared;
 mod scatter;
 mod source;
 mod target;
-mod transaction;
+pub mod transaction;
 mod wait;
+pub mod wire;
 
 pub use copy::copy_rows;
 pub use failure::{guard, Failure, Result};
-pub use libpq::Answer;
-pub use pool::{has_open_transaction, has_open_transactions, Connection};
+pub use pool::Connection;
 pub use scatter::run_everywhere;
 
 /// Registers callbacks. Called once per process.

@@ -13,11 +13,15 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 
+use super::answer::Answer;
+use super::carried::{self, Carried, Needs};
 use super::failure::{guard, Result};
-use super::libpq::Answer;
 use super::link::Link;
+use super::portal::{Portal, Request};
 use super::target::{password_required, Target};
 use super::transaction;
+use super::wait::Patience;
+use crate::pg::encoding;
 
 /// A target, and the generation of the catalog in which it was looked up.
 type Resolved = (u64, Rc<Target>);
@@ -26,11 +30,13 @@ struct Pool {
     links: RefCell<Vec<Rc<Link>>>,
     /// By server and user.
     targets: RefCell<HashMap<(String, pg_sys::Oid), Resolved>>,
+    /// The same by the server's OID.
+    by_oid: RefCell<HashMap<(pg_sys::Oid, pg_sys::Oid), Resolved>>,
 }
 
 thread_local! {
     // Never dropped: at the process's end the operating system closes the sockets, and Postgres is half gone.
-    static POOL: ManuallyDrop<Pool> = ManuallyDrop::new(Pool { links: RefCell::default(), targets: RefCell::default() });
+    static POOL: ManuallyDrop<Pool> = ManuallyDrop::new(Pool { links: RefCell::default(), targets: RefCell::default(), by_oid: RefCell::default() });
     /// Counts the changes of foreign servers and user mappings that this backend has heard of.
     static GENERATION: Cell<u64> = const { Cell::new(1) };
 }
@@ -60,6 +66,11 @@ pub fn taking_part() -> Vec<Rc<Link>> {
     links
 }
 
+/// The links in the middle of a conversation.
+pub fn active() -> Vec<Rc<Link>> {
+    POOL.with(|pool| pool.links.borrow().iter().filter(|link| link.is_active()).cloned().collect())
+}
+
 /// Drops the links that are closed and take no part in the transaction.
 pub fn forget_closed() {
     let kept = |link: &Rc<Link>| link.is_open() || link.in_transaction();
@@ -71,16 +82,6 @@ pub fn forget_closed() {
         drop
     });
     drop(dropped);
-}
-
-/// Whether this transaction has an open transaction on any shard.
-pub fn has_open_transactions() -> bool {
-    POOL.with(|pool| pool.links.borrow().iter().any(|link| link.in_transaction()))
-}
-
-/// Whether this transaction has an open transaction on the shard.
-pub fn has_open_transaction(server: &str) -> bool {
-    POOL.with(|pool| pool.links.borrow().iter().any(|link| link.in_transaction() && link.target.server == server))
 }
 
 /// Server and mapping, looked up again only after either kind of object has changed.
@@ -98,8 +99,25 @@ fn target(server: &str, user: pg_sys::Oid) -> Result<Rc<Target>> {
     Ok(target)
 }
 
-/// A link that serves the target, and whether it was there before.
-fn link(target: &Rc<Target>, transactional: bool) -> Result<(Rc<Link>, bool)> {
+/// As [`target`], by the server's OID.
+fn target_of(server: pg_sys::Oid, user: pg_sys::Oid) -> Result<Rc<Target>> {
+    let generation = GENERATION.get();
+    let known = POOL.with(|pool| match pool.by_oid.borrow().get(&(server, user)) {
+        Some((own, target)) if *own == generation => Some(Rc::clone(target)),
+        _ => None,
+    });
+    if let Some(known) = known {
+        return Ok(known);
+    }
+    // SAFETY: inside a transaction; raises an error if there is no such server.
+    let name = unsafe { encoding::utf8_string((*pg_sys::GetForeignServer(server)).servername) };
+    let target = target(&name, user)?;
+    POOL.with(|pool| pool.by_oid.borrow_mut().insert((server, user), (generation, Rc::clone(&target))));
+    Ok(target)
+}
+
+/// A link that serves the target.
+fn link(target: &Rc<Target>, transactional: bool) -> Result<Rc<Link>> {
     let generation = GENERATION.get();
     let found = POOL.with(|pool| {
         let serves = |link: &&Rc<Link>| {
@@ -111,18 +129,22 @@ fn link(target: &Rc<Target>, transactional: bool) -> Result<(Rc<Link>, bool)> {
     });
     if let Some(found) = found {
         let current = found.generation.get() == generation || found.target.same_connection(target);
+        // What the last transaction left to be read is none of this one's business.
+        if !found.in_transaction() && found.settle().is_err() {
+            found.close();
+        }
         if found.in_transaction() || (current && found.is_fit()) {
             if current {
                 found.generation.set(generation);
             }
-            return Ok((found, true));
+            return Ok(found);
         }
-        found.conn.close();
+        found.close();
         forget_closed();
     }
     let made = Rc::new(Link::connect(Rc::clone(target), transactional, generation)?);
     POOL.with(|pool| pool.links.borrow_mut().push(Rc::clone(&made)));
-    Ok((made, false))
+    Ok(made)
 }
 
 /// One shard, for one user and purpose.
@@ -139,25 +161,21 @@ impl Connection {
     /// # Errors
     /// Those of [`Target::resolve`] and [`Link::connect`]; 25P02 if this transaction has lost its connection.
     pub fn open(server: &str, user: pg_sys::Oid, transactional: bool) -> Result<Self> {
-        let target = target(server, user)?;
-        loop {
-            let (link, reused) = link(&target, transactional)?;
-            if target.needs_password && !link.conn.used_password() {
-                return Err(
-                    password_required("The shard let this user in without asking for the password.").at_shard(server)
-                );
-            }
-            if !transactional {
-                return Ok(Self { link });
-            }
-            let began = link.in_transaction();
-            match transaction::enter(&link) {
-                Ok(()) => return Ok(Self { link }),
-                // It died while it was idle, and BEGIN has found out: nothing is lost.
-                Err(_) if reused && !began && !link.is_open() => forget_closed(),
-                Err(failure) => return Err(failure),
-            }
+        Self::to(&target(server, user)?, transactional)
+    }
+
+    /// As [`Connection::open`], by the server's OID, for what takes part in the local transaction.
+    pub fn open_server(server: pg_sys::Oid, user: pg_sys::Oid) -> Result<Self> {
+        Self::to(&target_of(server, user)?, true)
+    }
+
+    fn to(target: &Rc<Target>, transactional: bool) -> Result<Self> {
+        let link = link(target, transactional)?;
+        if target.needs_password && !link.conn().used_password() {
+            let failure = password_required("The shard let this user in without asking for the password.");
+            return Err(failure.at_shard(&target.server));
         }
+        Ok(Self { link })
     }
 
     pub fn shard(&self) -> &str {
@@ -168,12 +186,48 @@ impl Connection {
         &self.link
     }
 
+    /// Sends a statement and does not wait for its rows.
+    ///
+    /// # Errors
+    /// 25P02 if this transaction has lost its connection; 08006 if the connection is lost.
+    pub fn start(&self, request: Request) -> Result<Rc<Portal>> {
+        Portal::open(&self.link, request)
+    }
+
+    /// Brings the shard's transaction to where ours is, for a statement that may write.
+    pub(super) fn enter(&self) -> Result<()> {
+        self.link.make_ready()?;
+        let mut commands = Vec::new();
+        if self.link.transactional {
+            commands = transaction::enter(&self.link)?;
+            self.link.remote.wrote.set(true);
+        }
+        // The rows come as text.
+        if let Some(carried) = Carried::missing(Needs::Plain, self.link.carried.get()) {
+            commands.push(carried::command(carried));
+            self.link.carried.set(Some(carried));
+        }
+        match commands.is_empty() {
+            true => Ok(()),
+            false => self.link.run(&commands.join(&b"; "[..]), &mut Patience::Interruptible).map(|_| ()),
+        }
+    }
+
+    /// As [`Connection::query`], for statements that write nothing: at the transaction's end nobody waits for this shard.
+    pub fn read(&self, sql: &CStr) -> Result<Answer> {
+        let wrote = self.link.in_transaction() && self.link.remote.wrote.get();
+        let answer = self.query(sql);
+        self.link.remote.wrote.set(wrote);
+        answer
+    }
+
     /// Runs one or more statements, and returns the last one's result: rows as text, and the command tag.
     ///
     /// # Errors
     /// The shard's own; 2D000 if the text begins or ends a transaction; 08006 or 08007 if the connection is lost.
     pub fn query(&self, sql: &CStr) -> Result<Answer> {
-        let outcome = self.link.run(sql);
+        self.enter()?;
+        let outcome = self.link.run(sql.to_bytes(), &mut Patience::Interruptible);
         let after = transaction::check_after(&self.link);
         let answer = outcome?;
         after?;

@@ -34,7 +34,7 @@ pub struct Outcome {
 /// Runs `sql` on each of `shards` as `user`, with the caller's search_path and TimeZone. The outcomes are in the order
 /// of `shards`.
 pub fn run_everywhere(shards: &[String], user: pg_sys::Oid, sql: &CStr) -> Vec<Outcome> {
-    let session = Session { search_path: setting(c"search_path"), time_zone: setting(c"TimeZone") };
+    let session = Session::plain(setting(c"search_path"), setting(c"TimeZone"));
     let mut waiting: VecDeque<usize> = (0..shards.len()).collect();
     let mut results: Vec<Option<Result<_>>> = shards.iter().map(|_| None).collect();
     let mut running = Running(Vec::new());
@@ -174,7 +174,10 @@ impl Collected {
         }
         match answer.kind() {
             AnswerKind::Error => {
-                self.failure = self.failure.take().or_else(|| Some(Failure::from_answer(shard, answer)))
+                self.failure = self
+                    .failure
+                    .take()
+                    .or_else(|| Some(Failure::from_fields(shard, |letter| answer.error_field(letter))))
             }
             AnswerKind::CopyIn | AnswerKind::CopyOut => {
                 return Err(Failure::new(

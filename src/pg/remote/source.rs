@@ -11,6 +11,7 @@ use pgrx::pg_sys;
 use pgrx::PgSqlErrorCode;
 
 use super::failure::{Failure, Result};
+use crate::pg::encoding;
 
 /// Rows fetched at once.
 const CHUNK: i64 = 2000;
@@ -39,7 +40,7 @@ pub fn table_name(relation: pg_sys::Oid) -> Result<(String, String)> {
             let message = format!("relation with OID {relation} does not exist");
             return Err(Failure::new(PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE, message));
         }
-        let name = CStr::from_ptr(name).to_string_lossy().into_owned();
+        let name = encoding::utf8_string(name);
         if pg_sys::get_rel_relkind(relation) as u8 != pg_sys::RELKIND_RELATION {
             return Err(Failure::new(
                 PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
@@ -48,7 +49,7 @@ pub fn table_name(relation: pg_sys::Oid) -> Result<(String, String)> {
             .hint("Only the rows of an ordinary table can be copied to the shards."));
         }
         let schema = pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relation));
-        Ok((CStr::from_ptr(schema).to_string_lossy().into_owned(), name))
+        Ok((encoding::utf8_string(schema), name))
     }
 }
 

@@ -11,8 +11,10 @@ use std::time::Duration;
 use pgrx::pg_sys;
 use pgrx::{PgList, PgSqlErrorCode};
 
+use super::carried;
 use super::failure::{Failure, Result};
 use super::libpq;
+use crate::pg::encoding;
 
 /// The wrapper whose servers are shards.
 const WRAPPER: &CStr = c"shardmap_fdw";
@@ -40,16 +42,23 @@ pub struct Target {
     options: Vec<(String, CString)>,
 }
 
-/// The session settings of a connection that differ by purpose.
-pub struct Session {
-    pub search_path: String,
-    pub time_zone: String,
-}
+/// The settings that a connection's session starts with.
+pub struct Session(pub Vec<(&'static str, String)>);
 
-impl Default for Session {
-    /// For statements that qualify every name.
-    fn default() -> Self {
-        Self { search_path: "pg_catalog".to_owned(), time_zone: "GMT".to_owned() }
+impl Session {
+    /// For text that is read here: ISO dates, full precision of floats.
+    pub fn plain(search_path: String, time_zone: String) -> Self {
+        let mut settings = vec![("search_path", search_path), ("timezone", time_zone)];
+        settings.extend(OUTPUT_SETTINGS.iter().map(|(name, value)| (*name, (*value).to_owned())));
+        Self(settings)
+    }
+
+    /// For statements that qualify every name and mean what they mean here.
+    pub fn like_ours() -> Self {
+        let mut settings =
+            vec![("search_path", "pg_catalog".to_owned()), ("standard_conforming_strings", "on".to_owned())];
+        settings.extend(carried::values());
+        Self(settings)
     }
 }
 
@@ -61,7 +70,7 @@ impl Target {
     /// password and the mapping has none.
     pub fn resolve(server: &str, user: pg_sys::Oid) -> Result<Self> {
         libpq::load()?;
-        let name = CString::new(server).map_err(|_| unknown(server))?;
+        let name = encoding::server_string(server);
         // SAFETY: catalog look-ups; what they return lives in the current memory context.
         let (mapping, mut options) = unsafe {
             let found = pg_sys::GetForeignServerByName(name.as_ptr(), true);
@@ -78,7 +87,7 @@ impl Target {
             }
             let server_id = (*found).serverid;
             if !has_mapping(user, server_id) && !has_mapping(pg_sys::InvalidOid, server_id) {
-                let user = CStr::from_ptr(pg_sys::GetUserNameFromId(user, false)).to_string_lossy();
+                let user = encoding::utf8_string(pg_sys::GetUserNameFromId(user, false));
                 return Err(Failure::new(
                     PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
                     format!("user \"{user}\" has no user mapping for shard \"{server}\""),
@@ -122,8 +131,7 @@ impl Target {
                 parameters.push((name, value.clone()));
             }
         }
-        let own = [("search_path", session.search_path.as_str()), ("timezone", session.time_zone.as_str())];
-        for (name, value) in OUTPUT_SETTINGS.iter().copied().chain(own) {
+        for (name, value) in &session.0 {
             settings.push_str(&format!(" -c {name}={}", escape_setting(value)));
         }
         parameters.push((c"options".to_owned(), CString::new(settings).unwrap_or_default()));

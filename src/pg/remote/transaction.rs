@@ -7,8 +7,8 @@
 //! Refuses PREPARE TRANSACTION. Several shards are committed one after the other, each in one phase: if one fails after
 //! another has committed, the error says which.
 
-use std::cell::Cell;
-use std::ffi::{c_void, CString};
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -16,19 +16,35 @@ use pgrx::pg_sys;
 use pgrx::PgSqlErrorCode;
 
 use super::failure::{guard, Failure, Result};
-use super::libpq::{cancel_running, TransactionStatus};
+use super::libpq::cancel_running;
 use super::link::Link;
 use super::pool;
-use super::wait::forget_cancel;
+use super::wait::{forget_cancel, Patience};
+use super::wire::decode::Status;
 
 /// How long the abort of a transaction waits for the shards to say that they have rolled back. They do so in any case.
 const ROLLBACK_LIMIT: Duration = Duration::from_millis(500);
 /// How long a COMMIT goes on after a cancel before its outcome is given up as unknown.
 const COMMIT_GRACE: Duration = Duration::from_secs(10);
 
+/// How the shard's transaction stands to ours.
+#[derive(Default)]
+pub struct Remote {
+    /// The nesting level of the local transaction at which BEGIN was sent; 0: no transaction is open.
+    pub begun: Cell<i32>,
+    /// Counts the transactions begun by this backend, so that shards are committed in the order of their first use.
+    pub turn: Cell<u64>,
+    /// The levels above it for which a savepoint was set.
+    pub savepoints: RefCell<Vec<i32>>,
+    /// Something may have been written, or may fail, at COMMIT.
+    pub wrote: Cell<bool>,
+}
+
 thread_local! {
     /// A shard takes part in the local transaction; else the callbacks have nothing to do.
     static TAKING_PART: Cell<bool> = const { Cell::new(false) };
+    /// Interrupts are held until the end of the transaction.
+    static HOLDING: Cell<bool> = const { Cell::new(false) };
     /// The shards' transactions begun so far.
     static TURN: Cell<u64> = const { Cell::new(0) };
 }
@@ -47,12 +63,8 @@ fn level() -> i32 {
     unsafe { pg_sys::GetCurrentTransactionNestLevel() }
 }
 
-fn sql(text: impl Into<Vec<u8>>) -> CString {
-    CString::new(text).unwrap_or_default()
-}
-
 /// The statement that opens a shard's transaction like ours.
-fn begin_statement() -> CString {
+fn begin_statement() -> String {
     // SAFETY: reads two variables of the transaction.
     let (isolation, read_only) = unsafe { (pg_sys::XactIsoLevel, pg_sys::XactReadOnly) };
     let isolation = match isolation as u32 {
@@ -60,42 +72,67 @@ fn begin_statement() -> CString {
         pg_sys::XACT_REPEATABLE_READ => "REPEATABLE READ",
         _ => "READ COMMITTED",
     };
-    sql(format!("START TRANSACTION ISOLATION LEVEL {isolation}, READ {}", if read_only { "ONLY" } else { "WRITE" }))
+    format!("START TRANSACTION ISOLATION LEVEL {isolation}, READ {}", if read_only { "ONLY" } else { "WRITE" })
 }
 
-/// Brings the shard's transaction to the state in which the next statement belongs.
-pub fn enter(link: &Link) -> Result<()> {
+/// The commands that bring the shard's transaction to the state in which the next statement belongs. They count as done:
+/// send them at once.
+pub fn enter(link: &Link) -> Result<Vec<Vec<u8>>> {
     let (begun, level) = (link.remote.begun.get(), level());
     if begun == 0 {
-        link.run(&begin_statement())?;
         TURN.set(TURN.get() + 1);
         link.remote.turn.set(TURN.get());
         link.remote.begun.set(level);
+        link.remote.wrote.set(false);
         TAKING_PART.set(true);
-        return Ok(());
+        return Ok(vec![begin_statement().into_bytes()]);
     }
     if !link.is_open() {
         return Err(lost(link));
     }
     let top = link.remote.savepoints.borrow().last().copied().unwrap_or(begun);
-    if top < level {
-        let statements: Vec<_> = (top + 1..=level).map(|level| format!("SAVEPOINT s{level}")).collect();
-        link.run(&sql(statements.join("; ")))?;
-        link.remote.savepoints.borrow_mut().extend(top + 1..=level);
+    if top >= level {
+        return Ok(Vec::new());
     }
-    Ok(())
+    link.remote.savepoints.borrow_mut().extend(top + 1..=level);
+    Ok((top + 1..=level).map(|level| format!("SAVEPOINT s{level}").into_bytes()).collect())
+}
+
+/// Whether nothing has been done on any shard in this transaction.
+pub fn is_untouched() -> bool {
+    !TAKING_PART.get()
+}
+
+/// What the transaction was for is committed on a shard: nothing may stop it any more from ending well here.
+pub fn hold_interrupts() {
+    if !HOLDING.replace(true) {
+        forget_cancel();
+        // SAFETY: a counter of this process.
+        unsafe { pg_sys::InterruptHoldoffCount += 1 }
+    }
+}
+
+/// The end of the transaction. (An error has let go already.)
+fn resume_interrupts() {
+    // SAFETY: as in `hold_interrupts`.
+    unsafe {
+        if HOLDING.replace(false) && pg_sys::InterruptHoldoffCount > 0 {
+            pg_sys::InterruptHoldoffCount -= 1;
+        }
+    }
+}
+
+/// The shard has no transaction of ours any more.
+pub fn leave(link: &Link) {
+    link.remote.begun.set(0);
+    link.remote.savepoints.borrow_mut().clear();
 }
 
 /// Checks that a statement has left the shard's transaction as it found it.
 pub fn check_after(link: &Link) -> Result<()> {
-    let status = link.conn.transaction_status();
-    let wrong = match status {
-        TransactionStatus::Idle => link.in_transaction(),
-        TransactionStatus::InTransaction | TransactionStatus::InError => !link.in_transaction(),
-        TransactionStatus::Active | TransactionStatus::Unknown => false,
-    };
+    let wrong = link.is_open() && (link.status() == Status::Idle) == link.in_transaction();
     if wrong {
-        link.conn.close();
+        link.close();
         return Err(Failure::new(
             PgSqlErrorCode::ERRCODE_INVALID_TRANSACTION_TERMINATION,
             "statement for a shard must not begin or end a transaction there",
@@ -120,6 +157,9 @@ fn lost(link: &Link) -> Failure {
 unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *mut c_void) {
     // SAFETY: the body of a callback.
     guard(|| {
+        if matches!(event, pg_sys::XactEvent::XACT_EVENT_COMMIT | pg_sys::XactEvent::XACT_EVENT_ABORT) {
+            resume_interrupts();
+        }
         match event {
             pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT if TAKING_PART.get() => commit()?,
             pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE if TAKING_PART.get() => {
@@ -142,8 +182,8 @@ fn commit() -> Result<()> {
     if let Some(gone) = links.iter().find(|link| !link.is_open()) {
         return Err(lost(gone));
     }
-    // What a savepoint's clean-up left unread is read while a cancel can still roll everything back.
-    links.iter().try_for_each(|link| link.settle())?;
+    // What a savepoint's clean-up left unread, or a cursor, is read while a cancel can still roll everything back.
+    links.iter().try_for_each(|link| link.make_ready())?;
     let mut committed: Vec<&str> = Vec::new();
     for (at, link) in links.iter().enumerate() {
         let outcome = commit_one(link);
@@ -151,8 +191,7 @@ fn commit() -> Result<()> {
             let open = links[at + 1..].iter().map(|link| link.target.server.as_str()).collect::<Vec<_>>();
             return Err(if committed.is_empty() { failure } else { partly(failure, &committed, link, &open) });
         }
-        link.remote.begun.set(0);
-        link.remote.savepoints.borrow_mut().clear();
+        leave(link);
         committed.push(&link.target.server);
     }
     TAKING_PART.set(false);
@@ -166,9 +205,11 @@ fn commit() -> Result<()> {
 
 fn commit_one(link: &Link) -> Result<()> {
     let server = &link.target.server;
-    let answer = link.run_commit(c"COMMIT", COMMIT_GRACE);
-    match answer {
-        Ok(answer) if answer.tag() == "COMMIT" => Ok(()),
+    if !link.remote.wrote.get() && !is_serializable() {
+        return link.send_owed(b"COMMIT");
+    }
+    match link.run(b"COMMIT", &mut Patience::commit(COMMIT_GRACE)) {
+        Ok(answer) if answer.tag == "COMMIT" => Ok(()),
         // The shard's transaction had failed: COMMIT is taken as ROLLBACK.
         Ok(_) => Err(Failure::new(
             PgSqlErrorCode::ERRCODE_IN_FAILED_SQL_TRANSACTION,
@@ -190,6 +231,12 @@ fn commit_one(link: &Link) -> Result<()> {
     }
 }
 
+/// Whether even a transaction that only reads may fail to commit.
+fn is_serializable() -> bool {
+    // SAFETY: reads a variable of the transaction.
+    unsafe { pg_sys::XactIsoLevel as u32 == pg_sys::XACT_SERIALIZABLE }
+}
+
 /// The failure of one shard after others have committed.
 fn partly(failure: Failure, committed: &[&str], failed: &Link, open: &[&str]) -> Failure {
     let list = |names: &[&str]| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
@@ -209,8 +256,10 @@ fn partly(failure: Failure, committed: &[&str], failed: &Link, open: &[&str]) ->
 
 /// Rolls back on every shard. All are told before the first is waited for.
 fn abort() {
-    // Nothing runs here unless the backend is terminating: an error has ended what ran while it came up.
+    // Nothing runs here unless the backend is terminating, or rows of a portal were on their way: an error has ended what
+    // ran while it came up.
     cancel_running();
+    pool::active().iter().for_each(|link| link.abandon());
     if !TAKING_PART.replace(false) {
         return;
     }
@@ -226,9 +275,9 @@ fn abort() {
 }
 
 fn roll_back(link: &Link, deadline: Instant) {
-    link.remote.begun.set(0);
-    link.remote.savepoints.borrow_mut().clear();
-    link.send_quietly(&sql("ROLLBACK"), deadline);
+    link.carried.set(None);
+    leave(link);
+    link.send_quietly(b"ROLLBACK", deadline);
 }
 
 unsafe extern "C-unwind" fn on_subtransaction(
@@ -259,7 +308,7 @@ fn release(links: &[Rc<Link>], level: i32) -> Result<()> {
             if !link.is_open() {
                 return Err(lost(link));
             }
-            link.run(&sql(format!("RELEASE SAVEPOINT s{level}")))?;
+            link.send_owed(format!("RELEASE SAVEPOINT s{level}").as_bytes())?;
             link.remote.savepoints.borrow_mut().pop();
         }
     }
@@ -274,7 +323,10 @@ fn roll_back_to(links: &[Rc<Link>], level: i32) {
             roll_back(link, deadline);
         } else if link.remote.savepoints.borrow().last() == Some(&level) {
             link.remote.savepoints.borrow_mut().pop();
-            link.send_quietly(&sql(format!("ROLLBACK TO SAVEPOINT s{level}; RELEASE SAVEPOINT s{level}")), deadline);
+            link.carried.set(None);
+            link.keep_outer_rows(level, deadline);
+            let command = format!("ROLLBACK TO SAVEPOINT s{level}; RELEASE SAVEPOINT s{level}");
+            link.send_quietly(command.as_bytes(), deadline);
         }
     }
     for link in links {

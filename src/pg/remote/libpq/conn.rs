@@ -36,6 +36,18 @@ pub struct Notice {
     pub hint: Option<String>,
 }
 
+impl Notice {
+    /// By the fields' letters in the protocol.
+    pub fn of(field: impl Fn(u8) -> Option<String>) -> Self {
+        Self {
+            severity: field(b'V').unwrap_or_default(),
+            message: field(b'M').unwrap_or_default(),
+            detail: field(b'D'),
+            hint: field(b'H'),
+        }
+    }
+}
+
 /// At most this many notices are kept between two looks at them.
 const MAX_NOTICES: usize = 1000;
 
@@ -144,6 +156,18 @@ impl Conn {
         }
     }
 
+    /// Whether what goes over the connection is encrypted, by TLS or GSSAPI.
+    pub fn is_encrypted(&self) -> bool {
+        // SAFETY: see poll_connect.
+        unsafe { (pq().PQsslInUse)(self.raw.get()) != 0 || (pq().PQgssEncInUse)(self.raw.get()) != 0 }
+    }
+
+    /// The connection's SSL of OpenSSL; null if there is none.
+    pub fn openssl_session(&self) -> *mut c_void {
+        // SAFETY: see poll_connect.
+        unsafe { (pq().PQsslStruct)(self.raw.get(), c"OpenSSL".as_ptr()) }
+    }
+
     pub fn send_query(&self, sql: &CStr) -> bool {
         // SAFETY: see poll_connect; libpq copies the text.
         unsafe { (pq().PQsendQuery)(self.raw.get(), sql.as_ptr()) == 1 }
@@ -183,26 +207,6 @@ impl Conn {
         Answer::new(raw)
     }
 
-    /// `Some(false)`: wait until the socket can be written, and try again. `None`: not copying, or lost.
-    pub fn put_copy_data(&self, data: &[u8]) -> Option<bool> {
-        // SAFETY: see poll_connect; libpq copies the bytes. Callers send far less than 2 GB.
-        match unsafe { (pq().PQputCopyData)(self.raw.get(), data.as_ptr().cast(), data.len() as c_int) } {
-            1 => Some(true),
-            0 => Some(false),
-            _ => None,
-        }
-    }
-
-    /// Ends a COPY, with an error for the shard to raise if `error` is given. Results as [`Conn::put_copy_data`].
-    pub fn put_copy_end(&self, error: Option<&CStr>) -> Option<bool> {
-        // SAFETY: see poll_connect.
-        match unsafe { (pq().PQputCopyEnd)(self.raw.get(), error.map_or(ptr::null(), CStr::as_ptr)) } {
-            1 => Some(true),
-            0 => Some(false),
-            _ => None,
-        }
-    }
-
     pub fn take_notices(&self) -> Vec<Notice> {
         self.notices.take()
     }
@@ -230,12 +234,7 @@ unsafe extern "C" fn keep_notice(kept: *mut c_void, notice: *const PGresult) {
     let kept = &*kept.cast::<RefCell<Vec<Notice>>>();
     if let Ok(mut kept) = kept.try_borrow_mut() {
         if kept.len() < MAX_NOTICES {
-            kept.push(Notice {
-                severity: field(b'V').unwrap_or_default(),
-                message: field(b'M').unwrap_or_default(),
-                detail: field(b'D'),
-                hint: field(b'H'),
-            });
+            kept.push(Notice::of(field));
         }
     }
 }

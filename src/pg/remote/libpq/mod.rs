@@ -86,8 +86,9 @@ functions! {
     PQconsumeInput(*mut PGconn) -> c_int;
     PQisBusy(*mut PGconn) -> c_int;
     PQgetResult(*mut PGconn) -> *mut PGresult;
-    PQputCopyData(*mut PGconn, *const c_char, c_int) -> c_int;
-    PQputCopyEnd(*mut PGconn, *const c_char) -> c_int;
+    PQsslInUse(*mut PGconn) -> c_int;
+    PQsslStruct(*mut PGconn, *const c_char) -> *mut c_void;
+    PQgssEncInUse(*mut PGconn) -> c_int;
     PQclear(*mut PGresult);
     PQresultStatus(*const PGresult) -> c_int;
     PQresultErrorField(*const PGresult, c_int) -> *const c_char;
