@@ -6,15 +6,13 @@ COMMENT ON FUNCTION shardmap.fdw_handler() IS
     'handler of shardmap_fdw: the planning of postgres_fdw, with writes to a wrong shard refused and statements counted';
 REVOKE ALL ON FUNCTION shardmap.fdw_handler() FROM PUBLIC;
 
--- postgres_fdw may live in any schema (15 has no @extschema:name@).
-DO $$
-BEGIN
-    EXECUTE pg_catalog.format(
-        'CREATE FOREIGN DATA WRAPPER shardmap_fdw HANDLER shardmap.fdw_handler VALIDATOR %I.postgres_fdw_validator',
-        (SELECT n.nspname FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
-         WHERE e.extname = 'postgres_fdw'));
-END
-$$;
+CREATE FUNCTION shardmap.fdw_validator(options text[], catalog oid) RETURNS void
+    LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'shardmap_fdw_validator';
+COMMENT ON FUNCTION shardmap.fdw_validator(text[], oid) IS
+    'validator of shardmap_fdw: the options of postgres_fdw, but for use_remote_estimate';
+REVOKE ALL ON FUNCTION shardmap.fdw_validator(text[], oid) FROM PUBLIC;
+
+CREATE FOREIGN DATA WRAPPER shardmap_fdw HANDLER shardmap.fdw_handler VALIDATOR shardmap.fdw_validator;
 COMMENT ON FOREIGN DATA WRAPPER shardmap_fdw IS 'shards of pg_shardmap: one foreign server each, under the shard''s name';
 
 CREATE FUNCTION @extschema@.shard_for(key text, keyspace text DEFAULT 'main') RETURNS text

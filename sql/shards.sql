@@ -133,7 +133,7 @@ BEGIN
         UNION ALL
         SELECT d.name, d.value
           FROM (VALUES ('fetch_size', '1000'), ('batch_size', '1000'), ('async_capable', 'true'),
-                ('use_remote_estimate', 'false'), ('user', CURRENT_USER::text)) d (name, value)
+                ('user', CURRENT_USER::text)) d (name, value)
          WHERE NOT EXISTS (SELECT FROM given g WHERE g.name = d.name)
     )
     SELECT string_agg(format('%I %L', c.name, c.value), ', ' ORDER BY c.name) FILTER (WHERE c.name <> ALL (secret)),

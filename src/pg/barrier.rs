@@ -10,7 +10,6 @@ use pgrx::prelude::*;
 
 use crate::pg::catalog::LogicalTable;
 use crate::pg::error::Refusal;
-use crate::pg::flag;
 use crate::pg::query::read::{Reading, Reference, Usage};
 use crate::pg::query::tree::{cast, items, walk_expression};
 
@@ -18,7 +17,7 @@ use crate::pg::query::tree::{cast, items, walk_expression};
 ///
 /// # Safety
 /// `reading` must have been read from `query`.
-pub unsafe fn is_needed(query: *mut pg_sys::Query, reading: &Reading) -> bool {
+pub unsafe fn is_needed(query: *mut pg_sys::Query, reading: &Reading) -> Result<bool, Refusal> {
     let mut needed = false;
     for target in reading.tables.iter().filter(|r| is_written(r)) {
         let table = &target.table;
@@ -30,14 +29,14 @@ pub unsafe fn is_needed(query: *mut pg_sys::Query, reading: &Reading) -> bool {
             continue;
         }
         if target.query != query {
-            flag::refuse(refusal(table, "A data-modifying CTE writes the table."))
+            return Err(refusal(table, "A data-modifying CTE writes the table."));
         }
         if reads_after_writing(query) {
-            flag::refuse(refusal(table, "A subquery in RETURNING would be computed after the write."))
+            return Err(refusal(table, "A subquery in RETURNING would be computed after the write."));
         }
         needed = true;
     }
-    needed
+    Ok(needed)
 }
 
 unsafe fn is_written(reference: &Reference) -> bool {

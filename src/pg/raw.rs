@@ -49,6 +49,97 @@ server_function! {
     fn ExecSetParamPlanMulti(params: *const pg_sys::Bitmapset, context: *mut pg_sys::ExprContext) -> ();
 }
 
+server_function! {
+    /// Says that an asynchronous request will be answered later. Source: executor/execAsync.h.
+    fn ExecAsyncRequestPending(request: *mut pg_sys::AsyncRequest) -> ();
+}
+
+server_function! {
+    /// Hands an answered request to the node that made it. Source: executor/execAsync.h.
+    fn ExecAsyncResponse(request: *mut pg_sys::AsyncRequest) -> ();
+}
+
+/// The next row of a node that answers an asynchronous request, which is timed elsewhere.
+///
+/// # Safety
+/// `node` must be an initialised node of a running statement.
+pub unsafe fn exec_proc_node_real(node: *mut pg_sys::PlanState) -> *mut pg_sys::TupleTableSlot {
+    match (*node).ExecProcNodeReal {
+        Some(function) => pg_guard_ffi_boundary(|| function(node)),
+        None => std::ptr::null_mut(),
+    }
+}
+
+/// Copies an expression, with what `mutator` makes of each part.
+///
+/// # Safety
+/// As the function of that name in Postgres.
+pub unsafe fn expression_tree_mutator(
+    node: *mut pg_sys::Node,
+    mutator: Mutator,
+    context: *mut std::ffi::c_void,
+) -> *mut pg_sys::Node {
+    #[cfg(feature = "pg15")]
+    {
+        pg_sys::expression_tree_mutator(node, mutator.map(|m| std::mem::transmute(m)), context)
+    }
+    #[cfg(not(feature = "pg15"))]
+    {
+        pg_sys::expression_tree_mutator_impl(node, mutator, context)
+    }
+}
+
+/// As [`expression_tree_mutator`], for a query, subqueries included.
+///
+/// # Safety
+/// As the function of that name in Postgres.
+pub unsafe fn query_tree_mutator(
+    query: *mut pg_sys::Query,
+    mutator: Mutator,
+    context: *mut std::ffi::c_void,
+) -> *mut pg_sys::Query {
+    #[cfg(feature = "pg15")]
+    {
+        pg_sys::query_tree_mutator(query, mutator.map(|m| std::mem::transmute(m)), context, 0)
+    }
+    #[cfg(not(feature = "pg15"))]
+    {
+        pg_sys::query_tree_mutator_impl(query, mutator, context, 0)
+    }
+}
+
+/// What makes something else of a node.
+pub type Mutator = Option<unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut std::ffi::c_void) -> *mut pg_sys::Node>;
+
+#[cfg(any(feature = "pg15", feature = "pg16"))]
+server_function! {
+    /// Whether more of the client's messages has been read already. Source: libpq/libpq.h.
+    fn pq_buffer_has_data() -> bool;
+}
+
+#[cfg(any(feature = "pg17", feature = "pg18"))]
+server_function! {
+    /// How much more of the client's messages has been read already. Source: libpq/libpq.h.
+    fn pq_buffer_remaining_data() -> isize;
+}
+
+server_function! {
+    /// The next byte of the client's messages. Source: libpq/libpq.h.
+    fn pq_peekbyte() -> i32;
+}
+
+/// The kind of the client's next message, if it has been read already.
+pub fn next_message() -> Option<u8> {
+    // SAFETY: looks into the receive buffer; a byte is there, so that none is waited for.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let is_there = pq_buffer_has_data();
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        let is_there = pq_buffer_remaining_data() > 0;
+        is_there.then(|| u8::try_from(pq_peekbyte()).ok()).flatten()
+    }
+}
+
 /// The value of `expression`; as the inline function ExecEvalExpr.
 ///
 /// # Safety

@@ -124,7 +124,7 @@ def test_user_without_a_mapping_is_told(db, shared_cluster):
     try:
         with db.connect("fay") as conn:
             for sql in ("SELECT * FROM t WHERE k = 7", "SELECT * FROM t"):
-                with pytest.raises(psycopg.Error, match='user mapping not found for .*fay'):
+                with pytest.raises(psycopg.Error, match='user "fay" has no user mapping for shard'):
                     conn.execute(sql)
             assert conn.execute("SELECT shard_for(7) IS NOT NULL").fetchone() == (True,)
     finally:
@@ -316,3 +316,14 @@ def test_distributing_runs_no_function_of_the_tables_as_somebody_else(db, users,
     finally:
         db.psql("REVOKE shardmap_admin FROM dan; REVOKE CREATE ON SCHEMA public FROM dan")
     assert seen and not [message for message in seen if message.startswith("as ") and message != "as dan"]
+
+
+def test_plans_are_not_made_by_asking_shards(conn):
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="use_remote_estimate") as told:
+        conn.execute("ALTER SERVER \"shard-2\" OPTIONS (use_remote_estimate 'true')")
+    assert "ANALYZE" in told.value.diag.message_hint
+    conn.execute("ROLLBACK")
+    conn.execute("ALTER SERVER \"shard-2\" OPTIONS (use_remote_estimate 'false')")
+    conn.execute("ALTER SERVER \"shard-2\" OPTIONS (DROP use_remote_estimate)")
+    with pytest.raises(psycopg.Error, match="invalid option \"nonsense\""):
+        conn.execute("ALTER SERVER \"shard-2\" OPTIONS (nonsense '1')")

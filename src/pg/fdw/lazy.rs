@@ -5,22 +5,38 @@
 //! owns none of them it yields nothing, and the shard never hears of the statement. So a dead shard fails only the
 //! statements that need it. Fan-outs are still flagged at executor start, before any shard is asked.
 //!
-//! What always holds: the private state of a node (`fdw_state`, `ri_FdwState`) is NULL until postgres_fdw's own Begin has
-//! run, and its End does nothing then.
-
-use std::cell::RefCell;
-use std::collections::HashMap;
+//! What always holds: nothing was asked of a shard while a node's state is [`Node::Waiting`] or [`Modify::Waiting`]; a state
+//! lives in the statement's memory context and is dropped with it. Read next: [`super::rows`], [`super::direct`] and
+//! [`super::write`] for what happens then.
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
+use pgrx::PgMemoryContexts;
 
+use super::direct::Direct;
+use super::private::WritePlan;
+use super::rows::Scan;
 use super::scan::partition;
-use super::{call_original, modify, note, order, users};
+use super::tuples::clear;
+use super::write::Write;
+use super::{modify, note, order, users};
 use crate::pg::catalog::Partition;
 use crate::pg::flag;
 use crate::pg::keys::KeyType;
 use crate::pg::raw;
-use crate::pg::savepoint;
+use crate::pg::remote::failure::Result;
+use crate::pg::remote::guard;
+
+/// The state of a foreign scan or a direct modification.
+pub enum Node {
+    /// It has not begun. `rewinds`: it may be rewound.
+    Waiting {
+        rewinds: bool,
+    },
+    Scan(Scan),
+    Direct(Direct),
+    Ended,
+}
 
 /// # Safety
 /// Called by the executor.
@@ -38,90 +54,112 @@ pub unsafe extern "C-unwind" fn begin_direct_modify(node: *mut pg_sys::ForeignSc
 
 unsafe fn at_start(node: *mut pg_sys::ForeignScanState, eflags: i32) {
     let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
-    flag::at_start((*node).ss.ps.state, (*plan).fdw_private, eflags);
+    let estate = (*node).ss.ps.state;
+    flag::at_start(estate, (*plan).fdw_private, eflags);
+    if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 == 0 {
+        let waiting = Node::Waiting { rewinds: eflags & pg_sys::EXEC_FLAG_REWIND as i32 != 0 };
+        (*node).fdw_state = PgMemoryContexts::For((*estate).es_query_cxt).leak_and_drop_on_delete(waiting).cast();
+    }
 }
 
 /// # Safety
 /// Called by the executor.
-#[pg_guard]
 pub unsafe extern "C-unwind" fn iterate_foreign_scan(
     node: *mut pg_sys::ForeignScanState,
 ) -> *mut pg_sys::TupleTableSlot {
-    if !begin(node) {
-        return empty((*node).ss.ss_ScanTupleSlot);
-    }
-    call_original!(IterateForeignScan(node))
+    guard(|| match begin_scan(node)? {
+        Some(scan) => scan.next(node, !(*node).ss.ps.async_capable),
+        None => Ok(clear((*node).ss.ss_ScanTupleSlot)),
+    })
 }
 
 /// # Safety
 /// Called by the executor.
-#[pg_guard]
 pub unsafe extern "C-unwind" fn iterate_direct_modify(
     node: *mut pg_sys::ForeignScanState,
 ) -> *mut pg_sys::TupleTableSlot {
-    if !begin(node) {
-        return empty((*node).ss.ss_ScanTupleSlot);
-    }
-    call_original!(IterateDirectModify(node))
+    guard(|| match begin(node)? {
+        Node::Direct(direct) => direct.next(node),
+        _ => Ok(clear((*node).ss.ss_ScanTupleSlot)),
+    })
 }
 
 /// # Safety
 /// Called by the executor.
-#[pg_guard]
 pub unsafe extern "C-unwind" fn rescan_foreign_scan(node: *mut pg_sys::ForeignScanState) {
-    if !(*node).fdw_state.is_null() {
-        // The remote cursor may be opened anew, and would see what has been written since.
-        order::check_scan(node, (*node).ss.ps.plan.cast());
-        call_original!(ReScanForeignScan(node));
-    }
+    guard(|| {
+        if let Some(Node::Scan(scan)) = (*node).fdw_state.cast::<Node>().as_mut() {
+            // The statement may be sent anew, and would see what has been written since.
+            order::check_scan(node, (*node).ss.ps.plan.cast());
+            scan.rescan(!(*node).ss.ps.chgParam.is_null())?;
+        }
+        Ok(())
+    });
 }
 
 /// # Safety
 /// Called by the executor.
-#[pg_guard]
-pub unsafe extern "C-unwind" fn foreign_async_request(request: *mut pg_sys::AsyncRequest) {
-    let node = (*request).requestee.cast::<pg_sys::ForeignScanState>();
-    if begin(node) {
-        call_original!(ForeignAsyncRequest(request));
-    } else {
-        raw::ExecAsyncRequestDone(request, std::ptr::null_mut());
+pub unsafe extern "C-unwind" fn end_foreign_scan(node: *mut pg_sys::ForeignScanState) {
+    guard(|| end(node));
+}
+
+/// # Safety
+/// Called by the executor.
+pub unsafe extern "C-unwind" fn end_direct_modify(node: *mut pg_sys::ForeignScanState) {
+    guard(|| end(node));
+}
+
+unsafe fn end(node: *mut pg_sys::ForeignScanState) -> Result<()> {
+    let Some(state) = (*node).fdw_state.cast::<Node>().as_mut() else { return Ok(()) };
+    match std::mem::replace(state, Node::Ended) {
+        Node::Scan(scan) => scan.end(),
+        Node::Direct(direct) => direct.end(),
+        Node::Waiting { .. } | Node::Ended => Ok(()),
     }
 }
 
-/// Lets postgres_fdw begin `node` if it has not; false if the node's shard can have none of its rows.
-unsafe fn begin(node: *mut pg_sys::ForeignScanState) -> bool {
+/// The scan of `node`, begun now if it had not; `None`: its shard can have none of its rows.
+///
+/// # Safety
+/// `node` must be an initialised foreign scan; one reference to its state at a time.
+pub unsafe fn begin_scan<'a>(node: *mut pg_sys::ForeignScanState) -> Result<Option<&'a mut Scan>> {
+    Ok(match begin(node)? {
+        Node::Scan(scan) => Some(scan),
+        _ => None,
+    })
+}
+
+/// Begins `node` if it has not begun and its shard can have some of its rows.
+unsafe fn begin<'a>(node: *mut pg_sys::ForeignScanState) -> Result<&'a mut Node> {
     let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
-    // postgres_fdw computes its parameters after it has made sure that the connection is idle; a subquery among them may
-    // use the same connection, and leave a request pending on it.
+    // A subquery among the parameters may use the same connection: let it run before.
     // (What hangs on the scan itself is in allParam only.)
     if !(*plan).scan.plan.allParam.is_null() {
         raw::ExecSetParamPlanMulti((*plan).scan.plan.allParam, (*node).ss.ps.ps_ExprContext);
     }
-    if !(*node).fdw_state.is_null() {
-        return true;
-    }
+    let state = &mut *(*node).fdw_state.cast::<Node>();
+    let Node::Waiting { rewinds } = *state else { return Ok(state) };
     if !may_have_rows(node, plan) {
-        return false;
+        return Ok(state);
     }
-    let state = (*node).ss.ps.state;
-    flag::count_shard(state, (*plan).fs_server);
+    let estate = (*node).ss.ps.state;
+    flag::count_shard(estate, (*plan).fs_server);
     let reads = (*plan).operation == pg_sys::CmdType::CMD_SELECT;
-    users::admit((*plan).fs_server, users::of_scan(node, plan), !reads);
-    order::check_administration((*plan).fs_server);
+    let user = users::of_scan(node, plan);
+    users::admit((*plan).fs_server, user, !reads);
     match reads {
         true => order::check_scan(node, plan),
         // A modification that joins has no relation of its own to scan.
-        false => order::note_write(state, (*(*(*node).resultRelInfo).ri_RelationDesc).rd_id),
+        false => order::note_write(estate, (*(*(*node).resultRelInfo).ri_RelationDesc).rd_id),
     }
-    // What postgres_fdw allocates when it begins must live as long as the statement.
-    let before = pg_sys::MemoryContextSwitchTo((*state).es_query_cxt);
-    if reads {
-        call_original!(BeginForeignScan(node, 0));
-    } else {
-        call_original!(BeginDirectModify(node, 0));
-    }
+    // What is allocated here must live as long as the statement.
+    let before = pg_sys::MemoryContextSwitchTo((*estate).es_query_cxt);
+    *state = match reads {
+        true => Node::Scan(Scan::begin(node, user, rewinds)?),
+        false => Node::Direct(Direct::begin(node, user)?),
+    };
     pg_sys::MemoryContextSwitchTo(before);
-    true
+    Ok(state)
 }
 
 /// Whether the node's shard owns one of the keys that its rows can have, as they are now known.
@@ -170,107 +208,110 @@ unsafe fn array_has_own_key(partition: &Partition, array_type: pg_sys::Oid, arra
     elements.iter().flatten().any(|key| owns(partition, key))
 }
 
-unsafe fn empty(slot: *mut pg_sys::TupleTableSlot) -> *mut pg_sys::TupleTableSlot {
-    if let Some(clear) = (*(*slot).tts_ops).clear {
-        pgrx::pg_sys::ffi::pg_guard_ffi_boundary(|| clear(slot));
+/// The state of a row modification.
+pub enum Modify {
+    /// It has not begun.
+    Waiting {
+        state: *mut pg_sys::ModifyTableState,
+        private: *mut pg_sys::List,
+    },
+    Begun(Box<Write>),
+    Ended,
+}
+
+impl Modify {
+    /// Makes it the state of `result`.
+    unsafe fn attach(self, result: *mut pg_sys::ResultRelInfo, estate: *mut pg_sys::EState) {
+        (*result).ri_FdwState = PgMemoryContexts::For((*estate).es_query_cxt).leak_and_drop_on_delete(self).cast();
     }
-    slot
-}
-
-/// A modification that has not begun.
-#[derive(Clone, Copy)]
-struct Pending {
-    state: *mut pg_sys::ModifyTableState,
-    private: *mut pg_sys::List,
-    subplan: i32,
-    depth: i32,
-}
-
-thread_local! {
-    static PENDING: RefCell<HashMap<usize, Pending>> = RefCell::new(HashMap::new());
 }
 
 /// # Safety
 /// Called by the executor.
-#[pg_guard]
 pub unsafe extern "C-unwind" fn begin_foreign_modify(
     state: *mut pg_sys::ModifyTableState,
     result: *mut pg_sys::ResultRelInfo,
     private: *mut pg_sys::List,
-    subplan: i32,
+    _subplan: i32,
     eflags: i32,
 ) {
-    if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0 {
-        return;
-    }
-    flag::at_start((*state).ps.state, private, eflags);
-    if (*state).operation == pg_sys::CmdType::CMD_INSERT {
-        // One target, and its batch size is worked out from postgres_fdw's state.
-        begin_write((*state).ps.state, result);
-        call_original!(BeginForeignModify(state, result, private, subplan, eflags));
-        return;
-    }
-    let waiting = Pending { state, private, subplan, depth: savepoint::depth() };
-    PENDING.with_borrow_mut(|pending| pending.insert(result as usize, waiting));
+    guard(|| {
+        if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 == 0 {
+            flag::at_start((*state).ps.state, private, eflags);
+            Modify::Waiting { state, private }.attach(result, (*state).ps.state);
+        }
+        Ok(())
+    });
 }
 
-/// Counts the shard that `result` is on, and admits the user who writes there.
+/// Begins the modification of rows that tuple routing or COPY brings to a partition.
 ///
 /// # Safety
-/// `result` must be a result relation of `estate`'s statement.
-pub unsafe fn begin_write(estate: *mut pg_sys::EState, result: *mut pg_sys::ResultRelInfo) {
-    let server = modify::table_server(result);
-    flag::count_shard(estate, server);
-    users::admit(server, users::of_result(result, estate), true);
-    order::check_administration(server);
-    order::note_write(estate, (*(*result).ri_RelationDesc).rd_id);
+/// As [`begin_modify`]; `state` must be the statement's.
+pub unsafe fn begin_insert(
+    state: *mut pg_sys::ModifyTableState,
+    result: *mut pg_sys::ResultRelInfo,
+    plan: WritePlan,
+) -> Result<()> {
+    let estate = (*state).ps.state;
+    let write = begin_write(estate, result, plan, None)?;
+    Modify::Begun(Box::new(write)).attach(result, estate);
+    Ok(())
 }
 
-/// Lets postgres_fdw begin the modification of `result` if it has not.
-///
-/// # Safety
-/// `result` must be a result relation of the running statement.
-pub unsafe fn begin_modify(result: *mut pg_sys::ResultRelInfo) {
-    if !(*result).ri_FdwState.is_null() {
-        return;
-    }
-    let Some(Pending { state, private, subplan, .. }) = PENDING.with_borrow_mut(|p| p.remove(&(result as usize)))
-    else {
-        return;
-    };
-    begin_write((*state).ps.state, result);
-    let before = pg_sys::MemoryContextSwitchTo((*(*state).ps.state).es_query_cxt);
-    call_original!(BeginForeignModify(state, result, private, subplan, 0));
-    pg_sys::MemoryContextSwitchTo(before);
-}
-
-/// # Safety
-/// Called by the executor.
-#[pg_guard]
-pub unsafe extern "C-unwind" fn exec_foreign_delete(
+/// Counts the shard that `result` is on, admits the user who writes there, and connects.
+unsafe fn begin_write(
     estate: *mut pg_sys::EState,
     result: *mut pg_sys::ResultRelInfo,
-    slot: *mut pg_sys::TupleTableSlot,
-    plan_slot: *mut pg_sys::TupleTableSlot,
-) -> *mut pg_sys::TupleTableSlot {
-    begin_modify(result);
-    call_original!(ExecForeignDelete(estate, result, slot, plan_slot))
+    plan: WritePlan,
+    ctid: Option<i16>,
+) -> Result<Write> {
+    let server = modify::table_server(result);
+    let user = users::of_result(result, estate);
+    flag::count_shard(estate, server);
+    users::admit(server, user, true);
+    order::note_write(estate, (*(*result).ri_RelationDesc).rd_id);
+    let before = pg_sys::MemoryContextSwitchTo((*estate).es_query_cxt);
+    let write = Write::begin(result, server, user, plan, ctid)?;
+    pg_sys::MemoryContextSwitchTo(before);
+    Ok(write)
+}
+
+/// The modification of `result`, begun now if it had not.
+///
+/// # Safety
+/// `result` must be a result relation of the running statement; one reference to its state at a time.
+pub unsafe fn begin_modify<'a>(result: *mut pg_sys::ResultRelInfo) -> Result<&'a mut Write> {
+    let modify = &mut *(*result).ri_FdwState.cast::<Modify>();
+    if let Modify::Waiting { state, private } = *modify {
+        let ctid = match (*state).operation {
+            pg_sys::CmdType::CMD_INSERT => None,
+            _ => {
+                let rows = (*(*(*state).ps.lefttree).plan).targetlist;
+                Some(pg_sys::ExecFindJunkAttributeInTlist(rows, c"ctid".as_ptr()))
+            }
+        };
+        let write = begin_write((*state).ps.state, result, WritePlan::read(private), ctid)?;
+        *modify = Modify::Begun(Box::new(write));
+    }
+    match modify {
+        Modify::Begun(write) => Ok(write),
+        _ => unreachable!("a modification that has ended gets no more rows"),
+    }
 }
 
 /// # Safety
 /// Called by the executor.
 #[pg_guard]
-pub unsafe extern "C-unwind" fn end_foreign_modify(estate: *mut pg_sys::EState, result: *mut pg_sys::ResultRelInfo) {
-    PENDING.with_borrow_mut(|pending| pending.remove(&(result as usize)));
-    call_original!(EndForeignModify(estate, result));
+pub unsafe extern "C-unwind" fn end_foreign_modify(_estate: *mut pg_sys::EState, result: *mut pg_sys::ResultRelInfo) {
+    if let Some(modify) = (*result).ri_FdwState.cast::<Modify>().as_mut() {
+        *modify = Modify::Ended;
+    }
 }
 
-/// Forgets modifications that had not begun when a savepoint of theirs was rolled back.
-pub fn at_savepoint_end(end: savepoint::End) {
-    PENDING.with_borrow_mut(|pending| pending.retain(|_, modification| end.keeps(&mut modification.depth)));
-}
-
-/// Forgets modifications that an error has ended.
-pub fn forget() {
-    PENDING.with_borrow_mut(HashMap::clear);
+/// # Safety
+/// Called by the executor.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn end_foreign_insert(estate: *mut pg_sys::EState, result: *mut pg_sys::ResultRelInfo) {
+    end_foreign_modify(estate, result);
 }

@@ -1,16 +1,29 @@
-//! The foreign data wrapper `shardmap_fdw`: postgres_fdw's routine, with our callbacks around some of its own.
+//! The foreign data wrapper `shardmap_fdw`: postgres_fdw plans and deparses, we execute.
 //!
-//! Decides nothing about plans and moves no data: postgres_fdw plans, deparses and executes. Ours add what it lacks:
-//! [`scan`] and [`modify`] remember which step of the ladder a statement took; [`lazy`] flags fan-outs before a shard is
-//! asked, and asks a shard only when rows are wanted that it can have; [`modify`] refuses a row written to a shard that does not own its key, and a change of a row's key.
-//! What always holds: every call into postgres_fdw crosses a guarded boundary, so its errors unwind cleanly.
+//! [`scan`] and [`modify`] plan: they remember which step of the ladder a statement took, and refuse a change of a row's
+//! key. [`lazy`] stands before execution: it flags fan-outs before a shard is asked, and asks a shard only when rows are
+//! wanted that it can have. Then [`rows`] reads, [`side_by_side`] from several shards at once; [`direct`] and [`write`]
+//! change rows, those that [`insert`] and [`modify`] let pass; [`maintain`] truncates and samples. All of them use the
+//! transaction's one connection to a shard (`remote`), so that each sees what the others wrote.
+//! What always holds: every call into postgres_fdw crosses a guarded boundary, so its errors unwind cleanly; none of its
+//! callbacks that would connect is called.
 
+mod direct;
+mod insert;
 pub mod lazy;
+mod maintain;
 pub mod modify;
 pub mod note;
+mod options;
 pub mod order;
+mod private;
+mod rows;
 pub mod scan;
+pub mod shard;
+mod side_by_side;
+pub mod tuples;
 pub mod users;
+mod write;
 
 use std::sync::OnceLock;
 
@@ -77,18 +90,26 @@ pub unsafe extern "C-unwind" fn shardmap_fdw_handler(_fcinfo: pg_sys::FunctionCa
     routine.BeginForeignScan = Some(lazy::begin_foreign_scan);
     routine.IterateForeignScan = Some(lazy::iterate_foreign_scan);
     routine.ReScanForeignScan = Some(lazy::rescan_foreign_scan);
-    routine.ForeignAsyncRequest = Some(lazy::foreign_async_request);
+    routine.EndForeignScan = Some(lazy::end_foreign_scan);
+    routine.ForeignAsyncRequest = Some(side_by_side::foreign_async_request);
+    routine.ForeignAsyncConfigureWait = Some(side_by_side::foreign_async_configure_wait);
+    routine.ForeignAsyncNotify = Some(side_by_side::foreign_async_notify);
     routine.ExplainForeignScan = Some(scan::explain_foreign_scan);
     routine.PlanForeignModify = Some(modify::plan_foreign_modify);
     routine.BeginForeignModify = Some(lazy::begin_foreign_modify);
     routine.EndForeignModify = Some(lazy::end_foreign_modify);
-    routine.ExecForeignDelete = Some(lazy::exec_foreign_delete);
+    routine.ExecForeignDelete = Some(modify::exec_foreign_delete);
     routine.ExplainForeignModify = Some(modify::explain_foreign_modify);
     routine.PlanDirectModify = Some(modify::plan_direct_modify);
     routine.BeginDirectModify = Some(lazy::begin_direct_modify);
+    routine.EndDirectModify = Some(lazy::end_direct_modify);
     routine.IterateDirectModify = Some(lazy::iterate_direct_modify);
     routine.ExplainDirectModify = Some(modify::explain_direct_modify);
     routine.BeginForeignInsert = Some(modify::begin_foreign_insert);
+    routine.EndForeignInsert = Some(lazy::end_foreign_insert);
+    routine.GetForeignModifyBatchSize = Some(modify::get_foreign_modify_batch_size);
+    routine.ExecForeignTruncate = Some(maintain::exec_foreign_truncate);
+    routine.AnalyzeForeignTable = Some(maintain::analyze_foreign_table);
     routine.ExecForeignInsert = Some(modify::exec_foreign_insert);
     routine.ExecForeignBatchInsert = Some(modify::exec_foreign_batch_insert);
     routine.ExecForeignUpdate = Some(modify::exec_foreign_update);

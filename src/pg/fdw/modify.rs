@@ -9,10 +9,12 @@ use pgrx::prelude::*;
 use pgrx::PgList;
 
 use super::scan::{explain, partition, server_name};
-use super::{call_original, lazy, note};
+use super::write::MAX_PARAMS;
+use super::{call_original, insert, lazy, note};
 use crate::pg::catalog::Partition;
 use crate::pg::error::Refusal;
 use crate::pg::flag;
+use crate::pg::remote::guard;
 
 /// # Safety
 /// Called by the planner.
@@ -95,14 +97,28 @@ fn key_change(partition: &Partition) -> Refusal {
 
 /// # Safety
 /// Called by the executor, for rows that tuple routing or COPY brings to this partition.
-#[pg_guard]
 pub unsafe extern "C-unwind" fn begin_foreign_insert(
     state: *mut pg_sys::ModifyTableState,
     result: *mut pg_sys::ResultRelInfo,
 ) {
-    flag::at_insert((*state).ps.state);
-    lazy::begin_write((*state).ps.state, result);
-    call_original!(BeginForeignInsert(state, result));
+    guard(|| {
+        flag::at_insert((*state).ps.state);
+        lazy::begin_insert(state, result, insert::plan(state, result))
+    });
+}
+
+/// How many rows to insert in one statement.
+///
+/// # Safety
+/// Called by the executor.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn get_foreign_modify_batch_size(result: *mut pg_sys::ResultRelInfo) -> i32 {
+    // postgres_fdw looks for a state of its own there.
+    let state = std::mem::replace(&mut (*result).ri_FdwState, std::ptr::null_mut());
+    let size = call_original!(GetForeignModifyBatchSize(result));
+    (*result).ri_FdwState = state;
+    let columns = (*(*(*result).ri_RelationDesc).rd_att).natts.max(1);
+    size.min(MAX_PARAMS / columns).max(1)
 }
 
 /// # Safety
@@ -141,50 +157,71 @@ pub unsafe fn table_server(result: *mut pg_sys::ResultRelInfo) -> pg_sys::Oid {
 
 /// # Safety
 /// Called by the executor.
-#[pg_guard]
 pub unsafe extern "C-unwind" fn exec_foreign_insert(
     estate: *mut pg_sys::EState,
     result: *mut pg_sys::ResultRelInfo,
     slot: *mut pg_sys::TupleTableSlot,
-    plan_slot: *mut pg_sys::TupleTableSlot,
+    _plan_slot: *mut pg_sys::TupleTableSlot,
 ) -> *mut pg_sys::TupleTableSlot {
-    check_owner(result, slot);
-    check_policies(pg_sys::WCOKind::WCO_RLS_INSERT_CHECK, result, slot, estate);
-    lazy::begin_modify(result);
-    call_original!(ExecForeignInsert(estate, result, slot, plan_slot))
+    guard(|| {
+        check_owner(result, slot);
+        check_policies(pg_sys::WCOKind::WCO_RLS_INSERT_CHECK, result, slot, estate);
+        Ok(if_any(lazy::begin_modify(result)?.insert(&[slot])?, slot))
+    })
 }
 
 /// # Safety
 /// Called by the executor.
-#[pg_guard]
 pub unsafe extern "C-unwind" fn exec_foreign_batch_insert(
     estate: *mut pg_sys::EState,
     result: *mut pg_sys::ResultRelInfo,
     slots: *mut *mut pg_sys::TupleTableSlot,
-    plan_slots: *mut *mut pg_sys::TupleTableSlot,
+    _plan_slots: *mut *mut pg_sys::TupleTableSlot,
     count: *mut i32,
 ) -> *mut *mut pg_sys::TupleTableSlot {
-    for at in 0..*count as usize {
-        check_owner(result, *slots.add(at));
-        check_policies(pg_sys::WCOKind::WCO_RLS_INSERT_CHECK, result, *slots.add(at), estate);
-    }
-    lazy::begin_modify(result);
-    call_original!(ExecForeignBatchInsert(estate, result, slots, plan_slots, count))
+    guard(|| {
+        let rows = std::slice::from_raw_parts(slots, *count as usize);
+        for row in rows {
+            check_owner(result, *row);
+            check_policies(pg_sys::WCOKind::WCO_RLS_INSERT_CHECK, result, *row, estate);
+        }
+        *count = lazy::begin_modify(result)?.insert(rows)? as i32;
+        Ok(if *count > 0 { slots } else { std::ptr::null_mut() })
+    })
 }
 
 /// # Safety
 /// Called by the executor.
-#[pg_guard]
 pub unsafe extern "C-unwind" fn exec_foreign_update(
     estate: *mut pg_sys::EState,
     result: *mut pg_sys::ResultRelInfo,
     slot: *mut pg_sys::TupleTableSlot,
     plan_slot: *mut pg_sys::TupleTableSlot,
 ) -> *mut pg_sys::TupleTableSlot {
-    check_owner(result, slot);
-    check_policies(pg_sys::WCOKind::WCO_RLS_UPDATE_CHECK, result, slot, estate);
-    lazy::begin_modify(result);
-    call_original!(ExecForeignUpdate(estate, result, slot, plan_slot))
+    guard(|| {
+        check_owner(result, slot);
+        check_policies(pg_sys::WCOKind::WCO_RLS_UPDATE_CHECK, result, slot, estate);
+        Ok(if_any(lazy::begin_modify(result)?.change(slot, plan_slot, true)?, slot))
+    })
+}
+
+/// # Safety
+/// Called by the executor.
+pub unsafe extern "C-unwind" fn exec_foreign_delete(
+    _estate: *mut pg_sys::EState,
+    result: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    plan_slot: *mut pg_sys::TupleTableSlot,
+) -> *mut pg_sys::TupleTableSlot {
+    guard(|| Ok(if_any(lazy::begin_modify(result)?.change(slot, plan_slot, false)?, slot)))
+}
+
+/// `slot`, or nothing if no row was written.
+fn if_any(rows: u64, slot: *mut pg_sys::TupleTableSlot) -> *mut pg_sys::TupleTableSlot {
+    match rows {
+        0 => std::ptr::null_mut(),
+        _ => slot,
+    }
 }
 
 /// Raises the error of row security for a new row that a policy does not let in; Postgres itself asks only for rows that

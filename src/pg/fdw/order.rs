@@ -2,8 +2,7 @@
 //!
 //! A scan's remote cursor is opened when its first row is wanted, and sees what its transaction has written on the shard
 //! by then. A cursor of the client's that was declared before the write must not see it: it is refused, for the answer
-//! would be wrong in silence. So is a statement on a shard where administration has changes open in this transaction,
-//! over a connection of its own. Parts of one statement are kept in order elsewhere (`barrier`).
+//! would be wrong in silence. Parts of one statement are kept in order elsewhere (`barrier`).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,10 +10,10 @@ use std::collections::HashMap;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::scan::{partition, server_name};
+use super::scan::partition;
+use crate::pg::catalog;
 use crate::pg::error::Refusal;
 use crate::pg::query::tree::nth;
-use crate::pg::remote;
 use crate::pg::savepoint;
 
 /// The last statement of a depth of subtransactions that wrote a table.
@@ -37,6 +36,15 @@ thread_local! {
 pub unsafe fn note_write(estate: *mut pg_sys::EState, relid: pg_sys::Oid) {
     let write = Write { command: pg_sys::GetCurrentCommandId(false), estate, depth: savepoint::depth() };
     WRITES.with_borrow_mut(|writes| add(writes.entry(relid).or_default(), write));
+}
+
+/// As [`note_write`], for all partitions of logical table `relid`.
+///
+/// # Safety
+/// As [`note_write`].
+pub unsafe fn note_write_to(estate: *mut pg_sys::EState, relid: pg_sys::Oid) {
+    let Some(table) = catalog::current().and_then(|catalog| catalog.table(relid).cloned()) else { return };
+    table.partitions.values().for_each(|partition| note_write(estate, *partition));
 }
 
 /// Adds the youngest write, in the place of one of its depth.
@@ -80,26 +88,6 @@ fn stale(relid: pg_sys::Oid) -> Refusal {
     )
     .detail("The cursor would see what this transaction has written after it was opened.")
     .hint("Fetch from the cursor before writing, or open it afterwards.")
-}
-
-/// Refuses to use a shard on which administration has changes open in this transaction.
-///
-/// # Safety
-/// Inside a transaction.
-pub unsafe fn check_administration(server: pg_sys::Oid) {
-    if !remote::has_open_transactions() {
-        return;
-    }
-    let Some(name) = server_name(server) else { return };
-    if remote::has_open_transaction(&name) {
-        Refusal::new(
-            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-            format!("cannot use shard \"{name}\" in a transaction that administers it"),
-        )
-        .detail("What administration has changed there is not visible to other statements before the commit.")
-        .hint("COMMIT first.")
-        .raise()
-    }
 }
 
 /// Forgets the writes of a savepoint that is rolled back.

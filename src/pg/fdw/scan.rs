@@ -166,6 +166,7 @@ pub unsafe fn explain(
     }
     property(c"Routing", note.step.describe());
     match note.step {
+        Step::Substituted if (*es).verbose => property(c"Not Routed Because", &note.reason),
         Step::FanOut => property(c"Not Narrowed Because", &note.reason),
         Step::Narrowed if (*es).verbose => property(c"Not One Shard Because", &note.reason),
         _ => {}

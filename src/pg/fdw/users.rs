@@ -46,7 +46,7 @@ unsafe fn refusal(server: pg_sys::Oid, writer: pg_sys::Oid, user: pg_sys::Oid) -
         let name = pg_sys::GetUserNameFromId(oid, true);
         match name.is_null() {
             true => format!("{oid}"),
-            false => std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned(),
+            false => crate::pg::encoding::utf8_string(name),
         }
     };
     Refusal::new(

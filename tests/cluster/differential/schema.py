@@ -166,7 +166,6 @@ def create(cluster):
     # Small batches, so that scans and inserts take more than one.
     for server in ("shard-1", "second-0", "by_number-1", "by_text-2"):
         psql(f'ALTER SERVER "{server}" OPTIONS (SET fetch_size \'2\', SET batch_size \'3\')')
-    psql("ALTER SERVER \"shard-2\" OPTIONS (SET use_remote_estimate 'true')")
 
 
 AUDIT = """CREATE FUNCTION public.misplaced_rows() RETURNS TABLE (part text, rows bigint) LANGUAGE plpgsql AS $$

@@ -1,0 +1,50 @@
+//! The options of servers, user mappings and foreign tables: postgres_fdw's, but for those that we do not honour.
+
+use std::ffi::CStr;
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use crate::pg::error::Refusal;
+use crate::pg::query::tree::items;
+
+/// Planning would ask the shard over a connection of postgres_fdw's own, which neither sees what the transaction has
+/// written nor waits for anything but itself.
+const REMOTE_ESTIMATE: &CStr = c"use_remote_estimate";
+
+/// The validator of `shardmap_fdw`.
+///
+/// # Safety
+/// Called by Postgres with the options as a text[], and the catalog that they belong to.
+#[no_mangle]
+#[pg_guard]
+pub unsafe extern "C-unwind" fn shardmap_fdw_validator(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    let argument = |at: usize| (*fcinfo).args.as_slice(2)[at].value;
+    let options = pg_sys::untransformRelOptions(argument(0));
+    for option in items::<pg_sys::DefElem>(options) {
+        if CStr::from_ptr((*option).defname) == REMOTE_ESTIMATE && pg_sys::defGetBoolean(option) {
+            Refusal::new(
+                PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+                "option \"use_remote_estimate\" is not supported for shards",
+            )
+            .hint("ANALYZE the logical table: plans are made by the statistics here.")
+            .raise()
+        }
+    }
+    let validate = pg_sys::load_external_function(
+        c"$libdir/postgres_fdw".as_ptr(),
+        c"postgres_fdw_validator".as_ptr(),
+        true,
+        std::ptr::null_mut(),
+    );
+    let validate: unsafe extern "C-unwind" fn(pg_sys::FunctionCallInfo) -> pg_sys::Datum =
+        std::mem::transmute(validate);
+    pg_sys::DirectFunctionCall2Coll(Some(validate), pg_sys::InvalidOid, argument(0), argument(1))
+}
+
+#[no_mangle]
+#[doc(hidden)]
+pub extern "C" fn pg_finfo_shardmap_fdw_validator() -> &'static pg_sys::Pg_finfo_record {
+    const RECORD: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
+    &RECORD
+}
