@@ -19,7 +19,7 @@ use shardmap_core::route::Step;
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{self, Note};
-use crate::pg::fdw::{lazy, order, users};
+use crate::pg::fdw::{order, users};
 use crate::pg::savepoint;
 use crate::pg::settings::{allows_fanout, FanoutPolicy, FANOUT_POLICY};
 use crate::pg::stats;
@@ -121,6 +121,7 @@ pub unsafe fn count_shard(estate: *mut pg_sys::EState, server: pg_sys::Oid) {
 /// The step under which statistics count a statement.
 fn counted_as(step: Step) -> stats::Step {
     match step {
+        Step::Routed => stats::Step::Routed,
         Step::Substituted => stats::Step::Substituted,
         Step::Narrowed => stats::Step::Narrowed,
         Step::Distributed => stats::Step::Insert,
@@ -268,7 +269,6 @@ unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _
     // A statement that failed never reached ExecutorEnd, and its executor state is gone.
     if event == pg_sys::XactEvent::XACT_EVENT_ABORT || event == pg_sys::XactEvent::XACT_EVENT_COMMIT {
         RUNNING.with_borrow_mut(Vec::clear);
-        lazy::forget();
         users::forget();
         order::forget();
     }
@@ -285,7 +285,6 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
 ) {
     let Some(end) = savepoint::End::of(event) else { return };
     RUNNING.with_borrow_mut(|running| running.retain_mut(|r| end.keeps(&mut r.depth)));
-    lazy::at_savepoint_end(end);
     users::at_savepoint_end(end);
     order::at_savepoint_end(end);
 }

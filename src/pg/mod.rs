@@ -15,9 +15,11 @@ mod planner;
 mod query;
 mod raw;
 pub mod remote;
+mod router;
 mod savepoint;
 pub mod settings;
 pub mod stats;
+mod transfer;
 
 /// Registers settings, hooks and callbacks. Runs once per process, in this order.
 pub fn init() {
@@ -27,6 +29,7 @@ pub fn init() {
     stats::init();
     remote::init();
     settings::init();
+    router::init();
     planner::init();
     flag::init();
 }

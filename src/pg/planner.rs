@@ -1,9 +1,10 @@
 //! The planner hook: a statement's way down the ladder.
 //!
 //! 0. No logical table in it: handed on untouched, at the cost of looking through its range table.
-//! 1. Every reference that reaches one shard has that shard's foreign table put in its place.
-//! 2. What reaches some shards, or shards known only at run time, is left to Postgres' own pruning, which follows our map.
-//! 3. What reaches everywhere is left to the partitions, and flagged when it starts (`flag`).
+//! 1. A statement that is about one shard as a whole runs there as a whole (`router`).
+//! 2. Every reference that reaches one shard has that shard's foreign table put in its place.
+//! 3. What reaches some shards, or shards known only at run time, is left to Postgres' own pruning, which follows our map.
+//! 4. What reaches everywhere is left to the partitions, and flagged when it starts (`flag`).
 //!
 //! What always holds: with `shardmap.enable_routing` off the same statement gives the same answer through the partitions.
 //! Refuses: a conflict target or DO UPDATE on a logical table, MERGE into one (postgres_fdw cannot run them).
@@ -30,8 +31,11 @@ use crate::pg::query::inline::{inline, is_candidate};
 use crate::pg::query::late::send_as_value;
 use crate::pg::query::read::{read, Reading, Reference, Usage};
 use crate::pg::query::substitute::{drop_idle_ties, is_plain_do_nothing, spell_out_bpchar, substitute};
-use crate::pg::query::tree::{items, subqueries};
-use crate::pg::settings::{FanoutPolicy, ENABLE_ROUTING};
+use crate::pg::query::tree::{cast, items, subqueries, tag, walk_expression, walk_level};
+use crate::pg::router::plan::Routed;
+use crate::pg::router::ship::ship;
+use crate::pg::router::{self, whole};
+use crate::pg::settings::{FanoutPolicy, ENABLE_ROUTER, ENABLE_ROUTING};
 use crate::pg::stats;
 
 static PREVIOUS: OnceLock<pg_sys::planner_hook_type> = OnceLock::new();
@@ -71,11 +75,23 @@ unsafe extern "C-unwind" fn plan(
         return finish(hand_on(query, sql, options, params));
     }
     reading.tables.iter().for_each(|reference| refuse_incomplete(&reference.table));
-    refuse_unsupported(&reading);
-    let reads_first = barrier::is_needed(query, &reading);
+    let reaches = reaches(&reading);
+    let alone = options & !(pg_sys::CURSOR_OPT_PARALLEL_OK as i32);
+    let obstacle = match whole(&catalog, query, &reading, &reaches, |stand_in| hand_on(stand_in, sql, alone, params)) {
+        Ok(planned) => return finish(planned),
+        Err(obstacle) => obstacle,
+    };
+    let reads_first = match unsupported(&reading).map_or_else(|| barrier::is_needed(query, &reading), Err) {
+        Ok(reads_first) => reads_first,
+        Err(refusal) if params.is_null() && has_parameters(query) => {
+            let planned = router::refused::plan(query, &refusal, |stand_in| hand_on(stand_in, sql, alone, params));
+            return finish(planned.unwrap_or_else(|| flag::refuse(refusal)));
+        }
+        Err(refusal) => flag::refuse(refusal),
+    };
     spell_out_bpchar(query);
     drop_idle_ties(query);
-    let plan = route(&reading);
+    let plan = route(&reading, reaches, obstacle);
     // Shards are left out at run time scan by scan; a join or aggregate of all partitions would start them all.
     let _partitionwise = (!plan.prunes_late).then(Partitionwise::on);
     let _planning = Planning::of(Rc::new(plan));
@@ -123,12 +139,37 @@ enum Place {
     Everywhere(Reason),
 }
 
-/// Decides for every reference, rewrites those that reach one shard, and says what became of the statement.
-unsafe fn route(reading: &Reading) -> Planned {
+/// The decision about each reference.
+fn reaches(reading: &Reading) -> Vec<Option<Reach>> {
     let mut reaches: Vec<Option<Reach>> = vec![None; reading.tables.len()];
     for (id, reach) in decide(&reading.level) {
         reaches[id] = Some(reach);
     }
+    reaches
+}
+
+/// Plans the statement to run whole on one shard, if it can.
+unsafe fn whole(
+    catalog: &catalog::Catalog,
+    query: *mut pg_sys::Query,
+    reading: &Reading,
+    reaches: &[Option<Reach>],
+    hand_on: impl FnOnce(*mut pg_sys::Query) -> *mut pg_sys::PlannedStmt,
+) -> Result<*mut pg_sys::PlannedStmt, whole::Obstacle> {
+    if !ENABLE_ROUTING.get() || !ENABLE_ROUTER.get() {
+        return Err(whole::OFF);
+    }
+    let key = whole::key(catalog, query, reading, reaches)?;
+    router::plan::check_outputs(query)?;
+    let user = whole::user(reading)?;
+    let shipment = ship(query)?;
+    let table = reading.tables[0].table.relid;
+    let routed = Routed { query, shipment: &shipment, key: &key, table, user };
+    router::plan::plan(&routed, hand_on).ok_or(whole::SHAPE)
+}
+
+/// Decides for every reference, rewrites those that reach one shard, and says what became of the statement.
+unsafe fn route(reading: &Reading, reaches: Vec<Option<Reach>>, obstacle: whole::Obstacle) -> Planned {
     let mut note = Note::of(Step::Substituted);
     let mut servers = BTreeSet::new();
     let mut all_late = HashMap::new();
@@ -172,6 +213,9 @@ unsafe fn route(reading: &Reading) -> Planned {
     if note.step == Step::Narrowed {
         spreads.dedup();
         note.reason = spreads.join(" ");
+    }
+    if note.step == Step::Substituted {
+        obstacle.clone_into(&mut note.reason);
     }
     reading.late.iter().for_each(|conjunct| send_as_value(conjunct));
     Planned { note, late: all_late, prunes_late, side_by_side: !reading.level.nests_subqueries() }
@@ -288,34 +332,48 @@ unsafe fn refuse_empty_copy(catalog: &catalog::Catalog, query: *mut pg_sys::Quer
     flag::refuse(refusal)
 }
 
-/// Refuses what postgres_fdw would refuse less clearly, or not at all.
-unsafe fn refuse_unsupported(reading: &Reading) {
-    for reference in &reading.tables {
+/// What postgres_fdw would refuse less clearly, or not at all.
+unsafe fn unsupported(reading: &Reading) -> Option<Refusal> {
+    reading.tables.iter().find_map(|reference| {
         let table = &reference.table.name;
-        let statement = reference.query;
-        if matches!(reference.usage, Usage::Insert(_))
-            && !(*statement).onConflict.is_null()
-            && !is_plain_do_nothing((*statement).onConflict)
-        {
+        let conflict = (*reference.query).onConflict;
+        let inserts = matches!(reference.usage, Usage::Insert(_));
+        if inserts && !conflict.is_null() && !is_plain_do_nothing(conflict) {
             let refusal = Refusal::new(
                 PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
                 format!("ON CONFLICT with a conflict target or DO UPDATE is not supported on table {table}"),
-            )
-            .detail("Its rows are unique on their shards, not here.")
-            .hint(
-                "Use ON CONFLICT DO NOTHING without a target, or UPDATE the row first and INSERT it if there is none.",
             );
-            flag::refuse(refusal)
+            return Some(refusal.detail("Its rows are unique on their shards, not here.").hint(
+                "Use ON CONFLICT DO NOTHING without a target, or UPDATE the row first and INSERT it if there is none.",
+            ));
         }
-        if reference.usage == Usage::Merge {
-            let refusal = Refusal::new(
+        (reference.usage == Usage::Merge).then(|| {
+            Refusal::new(
                 PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
                 format!("MERGE into table {table} is not supported"),
             )
-            .hint("Use UPDATE, DELETE and INSERT .. ON CONFLICT DO NOTHING in one transaction.");
-            flag::refuse(refusal)
-        }
-    }
+            .hint("Use UPDATE, DELETE and INSERT .. ON CONFLICT DO NOTHING in one transaction.")
+        })
+    })
+}
+
+/// Whether parameters of the client's stand in the statement.
+unsafe fn has_parameters(query: *mut pg_sys::Query) -> bool {
+    let mut found = false;
+    walk_level(query, &mut |node| {
+        let param = cast::<pg_sys::Param>(node, pg_sys::NodeTag::T_Param);
+        found |= param.is_some_and(|param| (*param).paramkind == pg_sys::ParamKind::PARAM_EXTERN);
+        !found
+    });
+    let in_rows = items::<pg_sys::RangeTblEntry>((*query).rtable).any(|entry| {
+        let mut found = false;
+        walk_expression((*entry).values_lists.cast(), &mut |node| {
+            found |= tag(node) == pg_sys::NodeTag::T_Param;
+            !found
+        });
+        found
+    });
+    found || in_rows || subqueries(query).into_iter().any(|inner| has_parameters(inner))
 }
 
 /// Partitionwise joins and aggregates, on while a statement with logical tables is planned: colocated tables join on

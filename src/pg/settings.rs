@@ -46,6 +46,7 @@ impl FanoutPolicy {
 }
 
 pub static ENABLE_ROUTING: GucSetting<bool> = GucSetting::<bool>::new(true);
+pub static ENABLE_ROUTER: GucSetting<bool> = GucSetting::<bool>::new(true);
 pub static FANOUT_POLICY: GucSetting<FanoutPolicy> = GucSetting::<FanoutPolicy>::new(FanoutPolicy::Notice);
 
 /// Fingerprints of statements whose fan-out is meant, as a list.
@@ -78,6 +79,9 @@ unsafe extern "C-unwind" fn check_fingerprints(
     false
 }
 
+/// How many statements each connection to a shard keeps prepared there.
+pub static MAX_PREPARED: GucSetting<i32> = GucSetting::<i32>::new(256);
+
 /// Defines the settings. Once per process.
 pub fn init() {
     GucRegistry::define_bool_guc(
@@ -85,6 +89,14 @@ pub fn init() {
         c"Plans a statement that names one shard's key directly on that shard.",
         c"Off gives the same answers through the partitions of the logical tables, more slowly.",
         &ENABLE_ROUTING,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"shardmap.enable_router",
+        c"Sends a statement that is about one shard as a whole to that shard.",
+        c"Off plans it here on the shard's tables: the same answers, more slowly.",
+        &ENABLE_ROUTER,
         GucContext::Userset,
         GucFlags::default(),
     );
@@ -110,6 +122,17 @@ pub fn init() {
             None,
         );
     }
+    GucRegistry::define_int_guc(
+        c"shardmap.max_prepared",
+        c"Says how many statements each connection to a shard keeps prepared there.",
+        c"The least recently used is closed for a new one. 0 prepares none, as needed behind a pooler that does not keep \
+          prepared statements.",
+        &MAX_PREPARED,
+        0,
+        10_000,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
     // SAFETY: a constant string. All settings of the prefix are defined by now; a misspelt one is refused.
     unsafe { pg_sys::MarkGUCPrefixReserved(c"shardmap".as_ptr()) }
 }

@@ -18,7 +18,8 @@ SELECT shardmap.create_keyspace('other');
 SELECT shardmap.create_keyspace('lone');
 """
 
-ONE, SOME, ALL = "one shard, in place of the logical table", "only the shards of the keys named", "all shards"
+WHOLE, ONE = "whole on one shard", "one shard, in place of the logical table"
+SOME, ALL = "only the shards of the keys named", "all shards"
 KNOWN_LATE = 'The key "k" of public.t is known only when the statement starts.'
 
 
@@ -37,7 +38,7 @@ def keyspaces(db):
 def explained(conn, sql, options="VERBOSE, COSTS OFF"):
     """{label: text} of what is ours in the plan."""
     lines = [line.strip() for (line,) in conn.execute(f"EXPLAIN ({options}) {sql}")]
-    labels = ("Routing", "Not One Shard Because", "Not Narrowed Because")
+    labels = ("Routing", "Not Routed Because", "Not One Shard Because", "Not Narrowed Because")
     return {label: line.removeprefix(f"{label}: ") for line in lines for label in labels if line.startswith(label)}
 
 
@@ -45,8 +46,8 @@ def explained(conn, sql, options="VERBOSE, COSTS OFF"):
     ("SELECT * FROM t WHERE k IN ({a}, {b})", "The keys named of public.t are on several shards."),
     ("SELECT * FROM t WHERE k = {a} OR k = {b}", "The keys named of public.t are on several shards."),
     ("UPDATE t SET c = c WHERE k IN ({a}, {b})", "The keys named of public.t are on several shards."),
-    ("SELECT * FROM t WHERE k = current_setting('app.k')::int", KNOWN_LATE),
     ("SELECT * FROM t WHERE k = (SELECT {a})", KNOWN_LATE),
+    ("SELECT * FROM t WHERE k IN ({a}, current_setting('app.k')::int)", KNOWN_LATE),
     ("SELECT * FROM t WHERE k = {a} UNION ALL SELECT * FROM u WHERE k = {b}",
      "The tables' keys are on different shards."),
     ("SELECT * FROM t, u WHERE t.k = {a} AND u.k IN ({a}, {b})", "The keys named of public.u are on several shards."),
@@ -70,15 +71,35 @@ def test_narrowed_says_why_not_one_shard(db, conn, sql, why):
     assert "Not One Shard Because" in explained(conn, sql)
 
 
-def test_parameter_of_a_generic_plan(conn):
+def test_one_key_known_late(conn):
+    """Goes whole to its shard; without the router it is narrowed when it starts."""
+    conn.execute("SET app.k = 1")
+    sql = "SELECT * FROM t WHERE k = current_setting('app.k')::int"
+    assert explained(conn, sql) == {"Routing": WHOLE}
+    conn.execute("SET shardmap.enable_router = off")
+    assert explained(conn, sql) == {"Routing": SOME, "Not One Shard Because": KNOWN_LATE}
+
+
+@pytest.mark.parametrize("router", ["on", "off"])
+def test_parameter_of_a_generic_plan(conn, router):
+    conn.execute(f"SET shardmap.enable_router = {router}")
+    generic, custom = {"Routing": WHOLE}, {"Routing": WHOLE}
+    if router == "off":
+        generic = {"Routing": SOME, "Not One Shard Because": KNOWN_LATE}
+        custom = {"Routing": ONE, "Not Routed Because": "Routing is turned off."}
     conn.execute("SET plan_cache_mode = force_generic_plan; PREPARE q (int) AS SELECT * FROM t WHERE k = $1")
-    assert explained(conn, "EXECUTE q (7)") == {"Routing": SOME, "Not One Shard Because": KNOWN_LATE}
+    assert explained(conn, "EXECUTE q (7)") == generic
     conn.execute("SET plan_cache_mode = force_custom_plan")
-    assert explained(conn, "EXECUTE q (7)") == {"Routing": ONE}
+    assert explained(conn, "EXECUTE q (7)") == custom
 
 
 def test_one_shard_and_all_shards_say_no_more(conn):
-    assert explained(conn, "SELECT * FROM t JOIN u USING (k) WHERE k = 7") == {"Routing": ONE}
+    one = "SELECT * FROM t JOIN u USING (k) WHERE k = 7"
+    assert explained(conn, one) == {"Routing": WHOLE}
+    conn.execute("SET shardmap.enable_router = off")
+    assert explained(conn, one) == {"Routing": ONE, "Not Routed Because": "Routing is turned off."}
+    assert explained(conn, one, "COSTS OFF") == {"Routing": ONE}
+    conn.execute("SET shardmap.enable_router = on")
     why = 'No condition on the key "k" of public.t.'
     for options in ("VERBOSE", "COSTS OFF"):
         assert explained(conn, "SELECT * FROM t", options) == {"Routing": ALL, "Not Narrowed Because": why}
@@ -96,7 +117,8 @@ def test_keyspace_of_one_shard(db, conn):
     """All its rows are on one shard, whatever the statement says."""
     conn.execute("SET shardmap.fanout_policy = error")
     conn.execute("INSERT INTO single SELECT i, i FROM generate_series(1, 5) i")
-    assert explained(conn, "SELECT * FROM single") == {"Routing": ONE}
+    assert explained(conn, "SELECT * FROM single WHERE k = 3") == {"Routing": WHOLE}
+    assert explained(conn, "SELECT * FROM single", "COSTS OFF") == {"Routing": ONE}
     assert conn.execute("SELECT count(*), sum(id) FROM single WHERE id > 1").fetchone() == (4, 14)
     assert conn.execute("UPDATE single SET id = id + 1 WHERE id > 1").rowcount == 4
     assert conn.execute("DELETE FROM single").rowcount == 5

@@ -298,18 +298,20 @@ def counted(conn):
     return steps, shards, queries.fetchall()
 
 
-def test_statements_are_counted_by_step_and_shard(db, conn):
+@pytest.mark.parametrize("router, step", [("on", "routed"), ("off", "substituted")])
+def test_statements_are_counted_by_step_and_shard(db, conn, router, step):
+    conn.execute(f"SET shardmap.enable_router = {router}")
     conn.execute("SELECT shardmap.reset_fanout_queries(), shardmap.reset_stat_routing()")
     a, b = (int(key) for key in db.apart(key_type="int4"))
     first, second = (f"shard-{db.owner(key, 'int4')}" for key in (a, b))
     conn.execute(f"SELECT * FROM t WHERE k = {a}")
     conn.execute("UPDATE t SET c = c WHERE k = %s", (b,), prepare=True)
-    assert counted(conn) == ({"substituted": 2}, {first: 1, second: 1}, [])
+    assert counted(conn) == ({step: 2}, {first: 1, second: 1}, [])
     conn.execute(f"SELECT * FROM t WHERE k IN ({a}, {b})")
-    assert counted(conn) == ({"substituted": 2, "narrowed": 1}, {first: 2, second: 2}, [])
+    assert counted(conn) == ({step: 2, "narrowed": 1}, {first: 2, second: 2}, [])
     conn.execute("SELECT count_all() FROM local WHERE k < 4")
     steps, shards, queries = counted(conn)
-    assert steps == {"substituted": 2, "narrowed": 1, "fan_out": 3}
+    assert steps == {step: 2, "narrowed": 1, "fan_out": 3}
     assert shards == {f"shard-{n}": 3 + 2 * (f"shard-{n}" in (first, second)) for n in range(4)}
     ((query, *figures),) = queries
     assert "SELECT count(*) FROM t" in query and figures == [3, 3, 4, "public.t"]
@@ -326,11 +328,11 @@ def test_refused_statements_are_counted_apart(conn):
 
 @pytest.mark.parametrize("sql", [
     "UPDATE t SET k = 8 WHERE k = 7 AND id = 1", "UPDATE t SET k = k + 1",
-    "INSERT INTO t VALUES (7, 1) ON CONFLICT (k, id) DO UPDATE SET c = 'x'",
+    "INSERT INTO t SELECT k, id FROM u ON CONFLICT (k, id) DO UPDATE SET c = 'x'",
     "INSERT INTO t VALUES (7, 1), (8, 1) ON CONFLICT (k, id) DO NOTHING",
     "MERGE INTO t USING u ON t.k = u.k AND t.id = u.id WHEN MATCHED THEN DELETE",
     "WITH w AS (DELETE FROM t WHERE k = 7 RETURNING k) SELECT count(*) FROM w JOIN t USING (k)",
-    "UPDATE t SET c = c WHERE k = 7 RETURNING (SELECT count(*) FROM t x WHERE x.k = 7)"])
+    "UPDATE t SET c = c RETURNING (SELECT count(*) FROM t x WHERE x.k = 7)"])
 def test_statements_refused_while_planned_are_counted(db, conn, sql):
     for settings in ("RESET shardmap.enable_routing", "SET shardmap.enable_routing = off"):
         conn.execute(settings)
@@ -338,3 +340,22 @@ def test_statements_refused_while_planned_are_counted(db, conn, sql):
         with pytest.raises(errors.FeatureNotSupported):
             conn.execute(sql)
         assert counted(conn) == ({"refused": 1}, {}, [])
+
+
+@pytest.mark.parametrize("sql", [
+    "INSERT INTO t VALUES (7, 1) ON CONFLICT (k, id) DO UPDATE SET c = 'c7'",
+    "WITH w AS (DELETE FROM t WHERE k = 7 AND id = 9 RETURNING k) SELECT count(*) FROM w JOIN t USING (k) WHERE k = 7",
+    "UPDATE t SET c = c WHERE k = 7 RETURNING (SELECT count(*) FROM t x WHERE x.k = 7)"])
+def test_statements_that_only_a_whole_shard_can_do_are_counted(db, conn, sql):
+    for setting, step in (("enable_router = on", "routed"), ("enable_router = off", "refused"),
+                          ("enable_routing = off", "refused")):
+        conn.execute(f"SET shardmap.{setting}")
+        conn.execute("SELECT shardmap.reset_fanout_queries(), shardmap.reset_stat_routing()")
+        if step == "refused":
+            with pytest.raises(errors.FeatureNotSupported):
+                conn.execute(sql)
+            assert counted(conn) == ({step: 1}, {}, [])
+        else:
+            conn.execute(sql)
+            assert counted(conn) == ({step: 1}, {f"shard-{db.owner(7, 'int4')}": 1}, [])
+        conn.execute(f"RESET shardmap.{setting.split()[0]}")

@@ -177,8 +177,12 @@ def test_explain_says_which_step(db, conn, kind):
         rows = conn.execute(f"EXPLAIN (VERBOSE, FORMAT {kind}) {sql}").fetchall()
         return "\n".join(json.dumps(line) if kind == "json" else line for (line,) in rows)
     keyed = explain("SELECT * FROM t WHERE k = 7")
-    assert "one shard, in place of the logical table" in keyed and f"shard-{db.owner(7, 'int4')}" in keyed
-    assert "Not" not in keyed
+    assert "whole on one shard" in keyed and f"shard-{db.owner(7, 'int4')}" in keyed
+    assert "Not" not in keyed and "Remote" in keyed
+    conn.execute("SET shardmap.enable_router = off")
+    substituted = explain("SELECT * FROM t WHERE k = 7")
+    assert "one shard, in place of the logical table" in substituted and f"shard-{db.owner(7, 'int4')}" in substituted
+    assert "Routing is turned off." in substituted and "One" not in substituted and "Narrowed" not in substituted
     everywhere = explain("SELECT count(*) FROM t")
     assert "all shards" in everywhere and "No condition on the key" in everywhere
     assert all(f"shard-{number}" in everywhere for number in range(4))

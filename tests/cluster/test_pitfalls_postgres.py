@@ -333,7 +333,9 @@ def test_pitfall_32_a_shard_that_does_not_answer(db, state, kind):
         resume.start()
         try:
             begin = time.monotonic()
-            with pytest.raises(errors.QueryCanceled):
+            # A write that was sent by itself may have been committed there: the client must hear that.
+            lone = (state, kind) == ("connected", "update")
+            with pytest.raises(errors.TransactionResolutionUnknown if lone else errors.QueryCanceled):
                 conn.execute(WAITS[kind].format(k=7))
             assert time.monotonic() - begin < 5
             assert conn.execute("SELECT count(*) FROM local").fetchone() == (20,)

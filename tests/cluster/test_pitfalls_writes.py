@@ -1,6 +1,7 @@
 """Pitfalls 19 to 25: writes. Each row is written once, on the shard that owns it, and the count in the tag is true."""
 
 import contextlib
+import re
 
 import pytest
 from psycopg import errors
@@ -167,7 +168,7 @@ def test_pitfall_24_explain_analyze_runs_once(db, routing):
 
 @ROUTING
 def test_pitfall_25_returning_from_using(db, routing):
-    """ON CONFLICT DO UPDATE and MERGE are for later: a clear refusal until then."""
+    """ON CONFLICT is below. MERGE is for later: a clear refusal until then."""
     with db.connect(shardmap__enable_routing=routing) as conn:
         for sql, want in (
                 ("UPDATE t SET c = 'new' WHERE k = 7 RETURNING k, id, c", [(7, 1, "new"), (7, 2, "new")]),
@@ -187,10 +188,12 @@ def test_pitfall_25_returning_from_using(db, routing):
 
 @ROUTING
 @pytest.mark.parametrize("sql", [
-    "INSERT INTO t VALUES (1, 1, 'x') ON CONFLICT (k, id) DO UPDATE SET c = excluded.c",
-    "INSERT INTO t VALUES (1, 1, 'x') ON CONFLICT (k, id) DO NOTHING",
+    "INSERT INTO t VALUES ({a}, 1, 'x'), ({b}, 1, 'x') ON CONFLICT (k, id) DO UPDATE SET c = excluded.c",
+    "INSERT INTO t VALUES ({a}, 1, 'x'), ({b}, 1, 'x') ON CONFLICT (k, id) DO NOTHING",
+    "INSERT INTO t VALUES ({a}, 1, 'x') ON CONFLICT (k, id) DO UPDATE SET k = {b}",
     "INSERT INTO t TABLE u ON CONFLICT (k, id) DO UPDATE SET c = 'x'",
-    "WITH w AS (INSERT INTO t VALUES (1, 1) ON CONFLICT (k, id) DO UPDATE SET c = 'x' RETURNING *) TABLE w",
+    "WITH w AS (INSERT INTO t TABLE u ON CONFLICT (k, id) DO UPDATE SET c = 'x' RETURNING *) TABLE w",
+    "UPDATE t SET c = 'x' RETURNING (SELECT count(*) FROM t x WHERE x.k = {a})",
     "MERGE INTO t USING u ON t.k = u.k AND t.id = u.id AND t.k = 7 WHEN MATCHED THEN UPDATE SET c = 'x'",
     "MERGE INTO t USING u ON t.k = u.k AND t.id = u.id WHEN MATCHED THEN DELETE",
     "MERGE INTO t USING (VALUES (1)) v ON t.k = v.column1 WHEN NOT MATCHED THEN INSERT VALUES (1, 1)",
@@ -198,11 +201,53 @@ def test_pitfall_25_returning_from_using(db, routing):
 ])
 def test_pitfall_25_refusals_have_a_code_and_a_hint(db, conn, routing, sql):
     before = stored(db, "t")
+    a, b = db.apart(key_type="int4")
     conn.execute(f"SET shardmap.enable_routing = {routing}")
     with pytest.raises(errors.FeatureNotSupported) as caught:
-        conn.execute(sql)
+        conn.execute(sql.format(a=a, b=b))
     assert caught.value.diag.message_hint, caught.value
     assert stored(db, "t") == before
+
+
+# Statements about key 7 that only its shard can do: the tag's count, rows returned, and the rows of key 7 after it.
+WHOLE = [
+    ("INSERT INTO t VALUES (7, 1, 'new') ON CONFLICT (k, id) DO UPDATE SET c = excluded.c", 1, None,
+     [(1, "new"), (2, "old")]),
+    ("INSERT INTO t VALUES (7, 1, 'new'), (7, 3, 'new') ON CONFLICT (k, id) DO UPDATE SET c = t.c || excluded.c"
+     " RETURNING id, c", 2, [(1, "oldnew"), (3, "new")], [(1, "oldnew"), (2, "old"), (3, "new")]),
+    ("INSERT INTO t AS mine VALUES (7, 1, 'new'), (7, 2, 'new') ON CONFLICT (k, id) DO UPDATE SET c = excluded.c"
+     " WHERE mine.id = 2", 1, None, [(1, "old"), (2, "new")]),
+    ("INSERT INTO t VALUES (7, 1, 'new') ON CONFLICT (k, id) DO NOTHING", 0, None, [(1, "old"), (2, "old")]),
+    ("INSERT INTO t VALUES (7, 1, 'new'), (7, 3, 'new') ON CONFLICT (k, id) DO NOTHING RETURNING id", 1, [(3,)],
+     [(1, "old"), (2, "old"), (3, "new")]),
+    ("WITH w AS (INSERT INTO t VALUES (7, 1) ON CONFLICT (k, id) DO UPDATE SET c = 'new' RETURNING *) TABLE w", 1,
+     [(7, 1, "new")], [(1, "new"), (2, "old")]),
+    ("UPDATE t SET c = 'new' WHERE k = 7 AND id = 1 RETURNING id, (SELECT count(*) FROM t x WHERE x.k = 7 AND c = 'old')",
+     1, [(1, 2)], [(1, "new"), (2, "old")]),
+    ("WITH w AS (DELETE FROM t WHERE k = 7 AND id = 1 RETURNING k) SELECT x.id FROM w JOIN t x USING (k) WHERE k = 7", 2,
+     [(1,), (2,)], [(2, "old")]),
+]
+
+
+@pytest.mark.parametrize("mode", ["literals", "force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("sql, count, returned, after", WHOLE)
+def test_pitfall_25_what_only_the_whole_shard_can_do(db, mode, sql, count, returned, after):
+    """It works where the statement goes whole to its shard; else it is refused, and nothing is written."""
+    before, params = stored(db, "t"), None
+    if mode != "literals":
+        sql, params = re.sub(r"\b7\b", "%(k)s", sql), {"k": 7}
+    with db.connect(**({} if params is None else {"plan_cache_mode": mode})) as conn:
+        for off in ("enable_router", "enable_routing"):
+            conn.execute(f"SET shardmap.{off} = off")
+            with pytest.raises(errors.FeatureNotSupported) as caught:
+                conn.execute(sql, params, prepare=params is not None)
+            assert caught.value.diag.message_hint
+            assert stored(db, "t") == before
+            conn.execute(f"SET shardmap.{off} = on")
+        cursor, found = db.asked(lambda: conn.execute(sql, params, prepare=params is not None))
+        assert (cursor.rowcount, set(found)) == (count, owners(db, 7))
+        assert returned is None or sorted(cursor.fetchall()) == returned
+        assert stored(db, "t") == sorted([row for row in before if row[0] != 7] + [(7, *row) for row in after])
 
 
 @contextlib.contextmanager
@@ -212,7 +257,6 @@ def transaction(conn, level):
     conn.execute("ROLLBACK")
 
 
-@pytest.mark.xfail(strict=True, reason="postgres_fdw reads at REPEATABLE READ; our own connections are to come")
 def test_pitfall_25b_read_committed_sees_what_was_committed(db):
     with db.connect() as one, db.connect() as other, transaction(one, "READ COMMITTED"):
         assert one.execute("SELECT c FROM t WHERE k = 7 AND id = 1").fetchone() == ("old",)

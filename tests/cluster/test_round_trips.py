@@ -21,12 +21,14 @@ SELECT shardmap.distribute_table('item', 'k'), shardmap.distribute_table('note',
 SELECT = "SELECT v FROM item WHERE k = %(k)s"
 UPDATE = "UPDATE item SET v = v + 1 WHERE k = %(k)s"
 KINDS = {
-    "select": ([SELECT], 5),
-    "join": (["SELECT v, id FROM item JOIN note USING (k) WHERE k = %(k)s"], 5),
-    "update": ([UPDATE], 3),
-    "delete": (["DELETE FROM item WHERE k = %(k)s"], 3),
-    "insert": (["INSERT INTO note VALUES (%(k)s, %(id)s)"], 5),
-    "transaction": (["BEGIN", SELECT, UPDATE, "COMMIT"], 6),
+    "select": ([SELECT], 1),
+    "join": (["SELECT v, id FROM item JOIN note USING (k) WHERE k = %(k)s"], 1),
+    "update": ([UPDATE], 1),
+    "returning": ([f"{UPDATE} RETURNING v"], 2),
+    "upsert": (["INSERT INTO item VALUES (%(k)s, 1) ON CONFLICT (k) DO UPDATE SET v = excluded.v"], 1),
+    "delete": (["DELETE FROM item WHERE k = %(k)s"], 1),
+    "insert": (["INSERT INTO note VALUES (%(k)s, %(id)s)"], 1),
+    "transaction": (["BEGIN", SELECT, UPDATE, "COMMIT"], 3),
 }
 
 

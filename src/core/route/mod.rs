@@ -23,6 +23,8 @@ pub use travel::decide;
 /// The step of the ladder that a statement takes (DESIGN.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
+    /// The whole statement on one shard.
+    Routed,
     /// One shard, in place of the logical table.
     Substituted,
     /// Some shards, or one that is only known when the statement starts.
@@ -38,6 +40,7 @@ impl Step {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Routed => "routed",
             Self::Substituted => "substituted",
             Self::Narrowed => "narrowed",
             Self::Distributed => "distributed",
@@ -48,13 +51,15 @@ impl Step {
     /// Reads [`Step::as_str`].
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Substituted, Self::Narrowed, Self::Distributed, Self::FanOut].into_iter().find(|s| s.as_str() == name)
+        let all = [Self::Routed, Self::Substituted, Self::Narrowed, Self::Distributed, Self::FanOut];
+        all.into_iter().find(|step| step.as_str() == name)
     }
 
     /// The step in a few words, for EXPLAIN.
     #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
+            Self::Routed => "whole on one shard",
             Self::Substituted => "one shard, in place of the logical table",
             Self::Narrowed => "only the shards of the keys named",
             Self::Distributed => "each row to its own shard",

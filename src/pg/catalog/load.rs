@@ -2,6 +2,7 @@
 //!
 //! Refuses a map that does not hold together: the core validates each keyspace as a whole.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::rc::Rc;
@@ -89,18 +90,23 @@ pub fn load(tables: &Tables) -> Catalog {
             catalog.hashes.insert(function, (Rc::clone(keyspace), key_type));
         }
     });
+    let mut servers: HashMap<String, HashMap<ShardNumber, pg_sys::Oid>> = HashMap::new();
     for keyspace in catalog.keyspaces.values() {
         for shard in keyspace.map.shards() {
             let name = encoding::server_string(shard.name.as_str());
             // SAFETY: a system cache look-up.
             let server = unsafe { pg_sys::get_foreign_server_oid(name.as_ptr(), true) };
             catalog.servers.insert(server, (Rc::clone(keyspace), shard.number));
+            servers.entry(keyspace.name.clone()).or_default().insert(shard.number, server);
         }
     }
+    let servers: HashMap<String, Rc<_>> = servers.into_iter().map(|(name, own)| (name, Rc::new(own))).collect();
     let mut found = Vec::new();
     scan::rows(tables.logical_table, |row| found.extend(logical_table(row, &catalog.keyspaces)));
     for table in found {
-        let table = Rc::new(LogicalTable { partitions: partitions(table.relid, &table.keyspace), ..table });
+        let partitions = partitions(table.relid, &table.keyspace);
+        let servers = servers.get(&table.keyspace.name).cloned().unwrap_or_default();
+        let table = Rc::new(LogicalTable { partitions, servers, ..table });
         for (shard, relid) in &table.partitions {
             let key = attribute_number(*relid, &table.key_column);
             catalog.partitions.insert(*relid, Partition { table: Rc::clone(&table), shard: *shard, key });
@@ -224,6 +230,8 @@ fn logical_table(row: &Row<'_>, keyspaces: &HashMap<String, Rc<Keyspace>>) -> Op
         keyspace: Rc::clone(keyspace),
         fanout_policy: row.text("fanout_policy"),
         partitions: HashMap::new(),
+        servers: Rc::default(),
+        mirror: OnceCell::new(),
     })
 }
 

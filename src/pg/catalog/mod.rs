@@ -8,13 +8,14 @@
 //! Read next: [`load`] for what is read from where, [`owner`] for whose a key is, `functions::publish` for who publishes changes.
 
 mod load;
+mod mirror;
 mod owner;
 pub mod scan;
 
 pub use owner::{keyspace, no_extension};
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use pgrx::pg_sys;
@@ -58,6 +59,19 @@ pub struct LogicalTable {
     pub fanout_policy: Option<String>,
     /// The foreign table that stands for each shard.
     pub partitions: HashMap<ShardNumber, pg_sys::Oid>,
+    /// The foreign server of each shard.
+    pub servers: Rc<HashMap<ShardNumber, pg_sys::Oid>>,
+    /// What [`LogicalTable::mirror`] has found.
+    pub mirror: OnceCell<Mirror>,
+}
+
+/// How the shards' tables compare with the logical one.
+#[derive(Clone, Copy, Debug)]
+pub struct Mirror {
+    /// They bear its name and its columns' names, so that a statement's text means the same there.
+    pub same_names: bool,
+    /// Triggers on it or on a partition fire here when it is written.
+    pub has_triggers: bool,
 }
 
 /// A foreign table that stands for one shard's part of a logical table.
@@ -87,7 +101,7 @@ thread_local! {
     static CACHED: RefCell<Option<Rc<Catalog>>> = const { RefCell::new(None) };
     static STALE: Cell<bool> = const { Cell::new(true) };
     /// The tables whose invalidation makes the cache stale; empty while the extension is absent.
-    static WATCHED: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
+    static WATCHED: RefCell<HashSet<pg_sys::Oid>> = RefCell::default();
 }
 
 /// The map as of now, or `None` in a database without the extension.
@@ -112,17 +126,19 @@ fn reload() -> Option<Rc<Catalog>> {
     }
     let Some(tables) = load::locate() else {
         CACHED.set(None);
-        WATCHED.with_borrow_mut(Vec::clear);
+        WATCHED.with_borrow_mut(HashSet::clear);
         return None;
     };
     // Watch first: a message that arrives while we read must make what we read stale again.
-    WATCHED.with_borrow_mut(|watched| watched.clone_from(&tables.watched()));
+    WATCHED.with_borrow_mut(|watched| *watched = tables.watched().into_iter().collect());
     STALE.set(false);
     let guard = StaleUnlessDone { done: false };
     let catalog = Rc::new(load::load(&tables));
     let mut guard = guard;
     guard.done = true;
-    WATCHED.with_borrow_mut(|watched| watched.extend(catalog.tables.keys().copied()));
+    WATCHED.with_borrow_mut(|watched| {
+        watched.extend(catalog.tables.keys().chain(catalog.partitions.keys()).copied());
+    });
     CACHED.set(Some(Rc::clone(&catalog)));
     // SAFETY: states of this process. In a parallel query only the statement's own snapshot could be read, which may be
     // older than a change whose message has been taken in: good for this statement, not to be kept. (A worker ends with it.)

@@ -1,0 +1,218 @@
+//! Whether a statement may go whole to one shard, and which key decides the shard.
+//!
+//! Decides by the tables and the shape of every query level; [`super::ship`] decides by the expressions. What always
+//! holds: every table in the statement is a logical one, and each of its references reaches the same shard. Refuses, for
+//! a lower step: row security and security barriers (whose order of conditions the shard would not keep), triggers here,
+//! assignments to the key, whole rows and system columns.
+
+use pgrx::pg_sys;
+use shardmap_core::ids::ShardNumber;
+use shardmap_core::route::{Operand, Reach};
+
+use crate::pg::catalog::Catalog;
+use crate::pg::keys::KeyType;
+use crate::pg::query::read::{Reading, Usage};
+#[cfg(not(feature = "pg15"))]
+use crate::pg::query::tree::nth;
+use crate::pg::query::tree::{cast, items, rte, subqueries, tag, walk_level};
+
+/// The key whose shard runs the statement.
+#[derive(Clone, Debug)]
+pub enum Key {
+    /// Its canonical text.
+    Known(Vec<u8>),
+    /// An expression over parameters and stable functions.
+    Late(*mut pg_sys::Node),
+}
+
+/// Why a statement does not go whole to one shard, as a sentence.
+pub type Obstacle = &'static str;
+
+pub const VOLATILE: Obstacle = "A function in it gives another value for each row.";
+pub const NOT_SHIPPABLE: Obstacle = "A function or type in it is not known to the shard.";
+const OTHER_TABLES: Obstacle = "There are other tables than logical ones in it.";
+const MANY_SHARDS: Obstacle = "It is not about one shard.";
+const LATE: Obstacle = "Keys known only when it starts might be of several shards.";
+const SECURITY: Obstacle = "Row security or a security barrier applies.";
+pub const OUTPUT: Obstacle = "A result's text would depend on the session's DateStyle.";
+const TRIGGERS: Obstacle = "The table written has triggers here.";
+const USERS: Obstacle = "Its tables are used as different users.";
+const NAMES: Obstacle = "A shard's table has another name than the logical table.";
+const WHOLE_ROW: Obstacle = "Whole rows or system columns are named.";
+const KEY_ASSIGNED: Obstacle = "It assigns to the key.";
+pub const OFF: Obstacle = "Routing is turned off.";
+pub const SHAPE: Obstacle = "It has a part that is not sent to shards.";
+
+/// The key that all of the statement is about.
+///
+/// # Safety
+/// `reading` must have been read from `query`; `reaches` be the decisions about its references.
+pub unsafe fn key(
+    catalog: &Catalog,
+    query: *mut pg_sys::Query,
+    reading: &Reading,
+    reaches: &[Option<Reach>],
+) -> Result<Key, Obstacle> {
+    let mut found: Option<Key> = None;
+    let mut shard: Option<ShardNumber> = None;
+    let keyspace = &reading.tables[0].table.keyspace;
+    for (reference, reach) in reading.tables.iter().zip(reaches) {
+        if reference.table.keyspace.name != keyspace.name {
+            return Err(MANY_SHARDS);
+        }
+        let (known, late) = match (&reference.usage, reach) {
+            (Usage::Insert(Some(rows)), _) => inserted(rows)?,
+            (Usage::Read, Some(Reach::Keys(keys))) => (keys.clone(), Vec::new()),
+            (Usage::Read, Some(Reach::Deferred(late))) => {
+                (late.keys.iter().cloned().collect(), late.values.iter().copied().collect())
+            }
+            _ => return Err(MANY_SHARDS),
+        };
+        for key in known {
+            let own = keyspace.holder(&key).ok_or(MANY_SHARDS)?;
+            if *shard.get_or_insert(own) != own || matches!(found, Some(Key::Late(_))) {
+                return Err(MANY_SHARDS);
+            }
+            found = Some(Key::Known(key));
+        }
+        for value in late {
+            let node = reading.values[value as usize];
+            // A list's or a subquery's value may be of any shard.
+            if node.is_null() || KeyType::of(pg_sys::exprType(node)).is_none() {
+                return Err(LATE);
+            }
+            match found {
+                None => found = Some(Key::Late(node)),
+                Some(Key::Late(first)) if pg_sys::equal(first.cast(), node.cast()) => {}
+                Some(_) => return Err(LATE),
+            }
+        }
+        // No key at all: nothing to ask a shard for.
+        if found.is_none() {
+            return Err(MANY_SHARDS);
+        }
+    }
+    level(catalog, query)?;
+    if !reading.tables.iter().all(|reference| reference.table.mirror().same_names) {
+        return Err(NAMES);
+    }
+    found.ok_or(MANY_SHARDS)
+}
+
+/// As whom the statement uses its tables; 0: as the current user.
+///
+/// # Safety
+/// `reading` must have been read from a query that is still there.
+pub unsafe fn user(reading: &Reading) -> Result<pg_sys::Oid, Obstacle> {
+    let mut users = reading.tables.iter().map(|reference| user_of(reference.query, reference.rti));
+    let first = users.next().unwrap_or(pg_sys::InvalidOid);
+    match users.all(|user| user == first) {
+        true => Ok(first),
+        false => Err(USERS),
+    }
+}
+
+#[cfg(not(feature = "pg15"))]
+unsafe fn user_of(query: *mut pg_sys::Query, rti: u32) -> pg_sys::Oid {
+    let info = rte(query, rti).and_then(|entry| ((*entry).perminfoindex as usize).checked_sub(1));
+    let info = info.and_then(|at| nth::<pg_sys::RTEPermissionInfo>((*query).rteperminfos, at));
+    info.map_or(pg_sys::InvalidOid, |info| (*info).checkAsUser)
+}
+
+#[cfg(feature = "pg15")]
+unsafe fn user_of(query: *mut pg_sys::Query, rti: u32) -> pg_sys::Oid {
+    rte(query, rti).map_or(pg_sys::InvalidOid, |entry| (*entry).checkAsUser)
+}
+
+/// The keys of an INSERT's rows: known ones, and the numbers of late ones.
+fn inserted(rows: &[Operand]) -> Result<(Vec<Vec<u8>>, Vec<u32>), Obstacle> {
+    let (mut known, mut late) = (Vec::new(), Vec::new());
+    for row in rows {
+        match row {
+            Operand::Known(key) => known.push(key.clone()),
+            Operand::Deferred(value) => late.push(*value),
+            _ => return Err(LATE),
+        }
+    }
+    Ok((known, late))
+}
+
+/// Checks a query level and those below it.
+unsafe fn level(catalog: &Catalog, query: *mut pg_sys::Query) -> Result<(), Obstacle> {
+    let writes = match (*query).commandType {
+        pg_sys::CmdType::CMD_SELECT => false,
+        pg_sys::CmdType::CMD_INSERT | pg_sys::CmdType::CMD_UPDATE | pg_sys::CmdType::CMD_DELETE => true,
+        _ => return Err(SHAPE),
+    };
+    if !(*query).withCheckOptions.is_null() {
+        return Err(SECURITY);
+    }
+    for entry in items::<pg_sys::RangeTblEntry>((*query).rtable) {
+        self::entry(catalog, entry)?;
+    }
+    if writes {
+        target(catalog, query)?;
+    }
+    if names_rows(query) {
+        return Err(WHOLE_ROW);
+    }
+    subqueries(query).into_iter().try_for_each(|inner| level(catalog, inner))
+}
+
+unsafe fn entry(catalog: &Catalog, entry: *mut pg_sys::RangeTblEntry) -> Result<(), Obstacle> {
+    if !(*entry).securityQuals.is_null() || (*entry).security_barrier {
+        return Err(SECURITY);
+    }
+    match (*entry).rtekind {
+        pg_sys::RTEKind::RTE_RELATION => match catalog.table((*entry).relid) {
+            Some(_) if !(*entry).tablesample.is_null() => Err(SHAPE),
+            Some(_) => Ok(()),
+            // The entries of a view that was expanded stay behind, for its privileges.
+            None if (*entry).relkind as u8 == pg_sys::RELKIND_VIEW => Ok(()),
+            None => Err(OTHER_TABLES),
+        },
+        pg_sys::RTEKind::RTE_SUBQUERY
+        | pg_sys::RTEKind::RTE_JOIN
+        | pg_sys::RTEKind::RTE_VALUES
+        | pg_sys::RTEKind::RTE_CTE
+        | pg_sys::RTEKind::RTE_FUNCTION
+        | pg_sys::RTEKind::RTE_RESULT => Ok(()),
+        #[cfg(feature = "pg18")]
+        pg_sys::RTEKind::RTE_GROUP => Ok(()),
+        _ => Err(SHAPE),
+    }
+}
+
+/// Checks the table that is written.
+unsafe fn target(catalog: &Catalog, query: *mut pg_sys::Query) -> Result<(), Obstacle> {
+    let entry = rte(query, (*query).resultRelation as u32).ok_or(SHAPE)?;
+    let table = catalog.table((*entry).relid).ok_or(OTHER_TABLES)?;
+    let assigns_key =
+        |list: *const pg_sys::List| items::<pg_sys::TargetEntry>(list).any(|target| (*target).resno == table.key);
+    if (*query).commandType == pg_sys::CmdType::CMD_UPDATE && assigns_key((*query).targetList) {
+        return Err(KEY_ASSIGNED);
+    }
+    let conflict = (*query).onConflict;
+    if !conflict.is_null() && assigns_key((*conflict).onConflictSet) {
+        return Err(KEY_ASSIGNED);
+    }
+    match table.mirror().has_triggers {
+        true => Err(TRIGGERS),
+        false => Ok(()),
+    }
+}
+
+/// Whether a level names a table's whole row or a system column. (The row that conflicts is always there as a whole.)
+unsafe fn names_rows(query: *mut pg_sys::Query) -> bool {
+    let conflict = (*query).onConflict;
+    let excluded = if conflict.is_null() { 0 } else { (*conflict).exclRelIndex };
+    let mut found = false;
+    walk_level(query, &mut |node| {
+        if let Some(var) = cast::<pg_sys::Var>(node, pg_sys::NodeTag::T_Var) {
+            found |= (*var).varattno <= 0 && (excluded == 0 || (*var).varno != excluded);
+        }
+        found |= tag(node) == pg_sys::NodeTag::T_CurrentOfExpr;
+        !found
+    });
+    found
+}
