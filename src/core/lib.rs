@@ -18,6 +18,7 @@ pub mod fraction;
 pub mod hash;
 pub mod ids;
 pub mod key;
+pub mod layout;
 pub mod map;
 pub mod normal;
 pub mod pins;

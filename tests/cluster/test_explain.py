@@ -118,9 +118,11 @@ def test_keyspace_of_one_shard(db, conn):
     conn.execute("SET shardmap.fanout_policy = error")
     conn.execute("INSERT INTO single SELECT i, i FROM generate_series(1, 5) i")
     assert explained(conn, "SELECT * FROM single WHERE k = 3") == {"Routing": WHOLE}
-    assert explained(conn, "SELECT * FROM single", "COSTS OFF") == {"Routing": ONE}
+    assert explained(conn, "SELECT * FROM single", "COSTS OFF") == {"Routing": WHOLE}
     assert conn.execute("SELECT count(*), sum(id) FROM single WHERE id > 1").fetchone() == (4, 14)
+    assert conn.execute("SELECT id, count(*) FROM single GROUP BY id HAVING id > 4").fetchall() == [(5, 1)]
     assert conn.execute("UPDATE single SET id = id + 1 WHERE id > 1").rowcount == 4
+    assert conn.execute("UPDATE single SET id = id + 1 WHERE id > 4 RETURNING id").fetchall() == [(6,), (7,)]
     assert conn.execute("DELETE FROM single").rowcount == 5
 
 

@@ -158,14 +158,6 @@ pub unsafe fn append(private: *mut pg_sys::List, entry: *const pg_sys::RangeTblE
     pg_sys::lappend(private, tail.cast())
 }
 
-/// `note` as the last element of a node's private list.
-///
-/// # Safety
-/// In the planner's memory context.
-pub unsafe fn tail_of(note: &Note) -> *mut pg_sys::List {
-    pg_sys::lappend(std::ptr::null_mut(), string(note.encode().into_bytes()).cast())
-}
-
 unsafe fn late_keys(planned: &Planned, entry: *const pg_sys::RangeTblEntry) -> Option<&LateKeys> {
     if entry.is_null() || (*entry).ctename.is_null() {
         return None;

@@ -8,12 +8,11 @@
 use std::ffi::CString;
 
 use pgrx::pg_sys;
-use shardmap_core::route::Step;
+use shardmap_core::layout::one_line;
 
 use super::run;
 use super::ship::Shipment;
-use super::whole::{Key, Obstacle, OUTPUT};
-use crate::pg::fdw::note::{self, Note};
+use super::whole::{Key, Obstacle, NOT_SHIPPABLE, OUTPUT};
 use crate::pg::query::tree::{cast, items, nth, rte, subqueries, tag};
 use crate::pg::transfer::encode::PlainOutput;
 use crate::pg::transfer::FIRST_VARIABLE;
@@ -34,11 +33,20 @@ pub fn register() {
     unsafe { pg_sys::RegisterCustomScanMethods(&METHODS.0) }
 }
 
+/// The key whose shard runs the statement, as the node finds it.
+pub enum OneKey {
+    /// Its canonical text.
+    Known(Box<[u8]>),
+    /// The last expression computes it.
+    Late,
+    /// There is one shard only.
+    Any,
+}
+
 /// What the node must know, besides the expressions.
 pub struct Private {
     pub sql: Box<[u8]>,
-    /// The key's canonical text, if it is known; else the last expression is the key.
-    pub key: Option<Box<[u8]>>,
+    pub key: OneKey,
     /// A logical table of the statement, for its keyspace.
     pub table: pg_sys::Oid,
     pub written: Vec<pg_sys::Oid>,
@@ -95,7 +103,10 @@ unsafe fn outputs(query: *mut pg_sys::Query) -> Vec<*mut pg_sys::TargetEntry> {
 pub unsafe fn check_outputs(query: *mut pg_sys::Query) -> Result<(), Obstacle> {
     let kinds = outputs(query).into_iter().map(|output| pg_sys::exprType((*output).expr.cast()));
     let mut kinds = kinds.collect::<Vec<_>>().into_iter();
-    match kinds.any(|kind| DATED.contains(&kind) || kind.to_u32() >= FIRST_VARIABLE) {
+    if kinds.clone().any(|kind| kind.to_u32() >= FIRST_VARIABLE) {
+        return Err(NOT_SHIPPABLE);
+    }
+    match kinds.any(|kind| DATED.contains(&kind)) {
         true => Err(OUTPUT),
         false => Ok(()),
     }
@@ -248,30 +259,32 @@ unsafe fn private(routed: &Routed) -> *mut pg_sys::List {
     let sql = {
         // Names of other schemas than pg_catalog are qualified, and constants written in the ISO style.
         let _plain = PlainOutput::begin();
-        pg_sys::pg_get_querydef(pg_sys::copyObjectImpl(routed.shipment.query.cast()).cast(), false)
+        let query = pg_sys::copyObjectImpl(routed.shipment.query.cast()).cast();
+        let text = std::ffi::CStr::from_ptr(pg_sys::pg_get_querydef(query, false));
+        CString::new(one_line(text.to_bytes())).unwrap_or_default()
     };
     let key = match routed.key {
         Key::Known(canonical) => CString::new(canonical.clone()).unwrap_or_default(),
-        Key::Late(_) => CString::default(),
+        Key::Late(_) | Key::Any => CString::default(),
     };
     let is_late = matches!(routed.key, Key::Late(_));
+    let is_any = matches!(routed.key, Key::Any);
     let mut written = std::ptr::null_mut();
     for relation in written_tables(routed.query) {
         written = pg_sys::lappend_oid(written, relation);
     }
     let flags = i32::from(is_late)
         | i32::from(is_empty_without_key(routed.query)) << 1
-        | i32::from(!(*routed.query).rowMarks.is_null()) << 2;
+        | i32::from(!(*routed.query).rowMarks.is_null()) << 2
+        | i32::from(is_any) << 3;
     let mut oids = pg_sys::lappend_oid(std::ptr::null_mut(), routed.table);
     oids = pg_sys::lappend_oid(oids, routed.user);
-    let note = note::tail_of(&Note::of(Step::Routed));
-    let parts: [*mut std::ffi::c_void; 6] = [
-        pg_sys::makeString(sql).cast(),
+    let parts: [*mut std::ffi::c_void; 5] = [
+        pg_sys::makeString(pg_sys::pstrdup(sql.as_ptr())).cast(),
         pg_sys::makeString(pg_sys::pstrdup(key.as_ptr())).cast(),
         pg_sys::makeInteger(flags).cast(),
         oids.cast(),
         written.cast(),
-        note.cast(),
     ];
     parts.into_iter().fold(std::ptr::null_mut(), |list, part| pg_sys::lappend(list, part))
 }
@@ -293,7 +306,11 @@ impl Private {
         let fixed = oids(3)?;
         Some(Self {
             sql: text(0)?,
-            key: (flags & 1 == 0).then(|| text(1)).flatten(),
+            key: match flags & 9 {
+                0 => OneKey::Known(text(1)?),
+                1 => OneKey::Late,
+                _ => OneKey::Any,
+            },
             table: *fixed.first()?,
             user: *fixed.get(1)?,
             written: oids(4)?,
@@ -314,17 +331,23 @@ unsafe fn written_tables(query: *mut pg_sys::Query) -> Vec<pg_sys::Oid> {
 /// Whether the statement has no row unless its tables have one: a plain join without aggregates.
 unsafe fn is_empty_without_key(query: *mut pg_sys::Query) -> bool {
     (*query).commandType != pg_sys::CmdType::CMD_INSERT
-        && !(*query).hasAggs
+        && (!(*query).hasAggs || !(*query).groupClause.is_null())
         && !(*query).hasModifyingCTE
         && (*query).groupingSets.is_null()
         && (*query).havingQual.is_null()
         && (*query).setOperations.is_null()
         && !(*(*query).jointree).fromlist.is_null()
-        && items::<pg_sys::Node>((*(*query).jointree).fromlist).all(|item| {
-            cast::<pg_sys::RangeTblRef>(item, pg_sys::NodeTag::T_RangeTblRef)
-                .and_then(|item| rte(query, (*item).rtindex as u32))
-                .is_some_and(|entry| (*entry).rtekind == pg_sys::RTEKind::RTE_RELATION)
-        })
+        && items::<pg_sys::Node>((*(*query).jointree).fromlist).all(|item| joins_tables(query, item))
+}
+
+/// Whether `item` of a FROM is a table, or joins tables and nothing else.
+unsafe fn joins_tables(query: *mut pg_sys::Query, item: *mut pg_sys::Node) -> bool {
+    if let Some(join) = cast::<pg_sys::JoinExpr>(item, pg_sys::NodeTag::T_JoinExpr) {
+        return joins_tables(query, (*join).larg) && joins_tables(query, (*join).rarg);
+    }
+    cast::<pg_sys::RangeTblRef>(item, pg_sys::NodeTag::T_RangeTblRef)
+        .and_then(|item| rte(query, (*item).rtindex as u32))
+        .is_some_and(|entry| (*entry).rtekind == pg_sys::RTEKind::RTE_RELATION)
 }
 
 /// The range tables of all levels, one after the other.

@@ -11,7 +11,7 @@ use pgrx::PgMemoryContexts;
 use shardmap_core::ids::ShardNumber;
 use shardmap_core::route::Step;
 
-use super::plan::{Private, NODE};
+use super::plan::{OneKey, Private, NODE};
 use crate::pg::catalog::{self, LogicalTable};
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
@@ -133,8 +133,8 @@ fn table(private: &Private) -> Option<Rc<LogicalTable>> {
 unsafe fn inputs(node: *mut pg_sys::CustomScanState, private: &Private) -> Inputs {
     let expressions = (*plan_of(node)).custom_exprs;
     let inputs = match private.key {
-        Some(_) => expressions,
-        None => pg_sys::list_truncate(pg_sys::list_copy(expressions), (*expressions).length - 1),
+        OneKey::Known(_) | OneKey::Any => expressions,
+        OneKey::Late => pg_sys::list_truncate(pg_sys::list_copy(expressions), (*expressions).length - 1),
     };
     Inputs::new(inputs, std::ptr::addr_of_mut!((*node).ss.ps))
 }
@@ -146,8 +146,10 @@ unsafe fn shard(
     table: &LogicalTable,
 ) -> Result<Option<ShardNumber>> {
     let keyspace = &table.keyspace;
-    if let Some(key) = &private.key {
-        return Ok(Some(keyspace.owner(key)));
+    match &private.key {
+        OneKey::Known(key) => return Ok(Some(keyspace.owner(key))),
+        OneKey::Any => return Ok(table.partitions.keys().next().copied()),
+        OneKey::Late => {}
     }
     let Some(expression) = items::<pg_sys::Expr>((*plan_of(node)).custom_exprs).last() else { return Ok(None) };
     let context = (*node).ss.ps.ps_ExprContext;
@@ -273,7 +275,7 @@ unsafe extern "C-unwind" fn explain(
             let value = std::ffi::CString::new(value).unwrap_or_default();
             pg_sys::ExplainPropertyText(label.as_ptr(), value.as_ptr(), es);
         };
-        let is_known = private.key.is_some() || !(*(*node).ss.ps.state).es_param_list_info.is_null();
+        let is_known = !matches!(private.key, OneKey::Late) || !(*(*node).ss.ps.state).es_param_list_info.is_null();
         match is_known.then(|| shard(node, &private, &table)).transpose()?.flatten() {
             Some(shard) => property(c"Shard", &encoding::server(&table.keyspace.shard_name(shard))),
             None => property(c"Shard", b"that of the key, known when the statement starts"),

@@ -7,6 +7,7 @@
 
 use pgrx::pg_sys;
 use shardmap_core::ids::ShardNumber;
+use shardmap_core::map::Strategy;
 use shardmap_core::route::{Operand, Reach};
 
 use crate::pg::catalog::Catalog;
@@ -23,6 +24,8 @@ pub enum Key {
     Known(Vec<u8>),
     /// An expression over parameters and stable functions.
     Late(*mut pg_sys::Node),
+    /// Any key will do: there is one shard, and it owns all keys.
+    Any,
 }
 
 /// Why a statement does not go whole to one shard, as a sentence.
@@ -53,6 +56,31 @@ pub unsafe fn key(
     reading: &Reading,
     reaches: &[Option<Reach>],
 ) -> Result<Key, Obstacle> {
+    let key = match has_one_shard(reading) {
+        true => Key::Any,
+        false => one_key(reading, reaches)?,
+    };
+    level(catalog, query)?;
+    if !reading.tables.iter().all(|reference| reference.table.mirror().same_names) {
+        return Err(NAMES);
+    }
+    Ok(key)
+}
+
+/// Whether all rows are on one shard, whatever their keys: of those that are read, or written one by one.
+fn has_one_shard(reading: &Reading) -> bool {
+    let keyspace = &reading.tables[0].table.keyspace;
+    // Ranges need not cover every key.
+    keyspace.map.len() == 1
+        && !matches!(keyspace.map.strategy(), Strategy::Range(_))
+        && reading.tables.iter().all(|reference| {
+            reference.table.keyspace.name == keyspace.name
+                && matches!(reference.usage, Usage::Read | Usage::Insert(Some(_)))
+        })
+}
+
+/// The key that every reference reaches.
+unsafe fn one_key(reading: &Reading, reaches: &[Option<Reach>]) -> Result<Key, Obstacle> {
     let mut found: Option<Key> = None;
     let mut shard: Option<ShardNumber> = None;
     let keyspace = &reading.tables[0].table.keyspace;
@@ -70,7 +98,7 @@ pub unsafe fn key(
         };
         for key in known {
             let own = keyspace.holder(&key).ok_or(MANY_SHARDS)?;
-            if *shard.get_or_insert(own) != own || matches!(found, Some(Key::Late(_))) {
+            if *shard.get_or_insert(own) != own || !matches!(found, None | Some(Key::Known(_))) {
                 return Err(MANY_SHARDS);
             }
             found = Some(Key::Known(key));
@@ -91,10 +119,6 @@ pub unsafe fn key(
         if found.is_none() {
             return Err(MANY_SHARDS);
         }
-    }
-    level(catalog, query)?;
-    if !reading.tables.iter().all(|reference| reference.table.mirror().same_names) {
-        return Err(NAMES);
     }
     found.ok_or(MANY_SHARDS)
 }
