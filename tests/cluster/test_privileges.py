@@ -327,3 +327,24 @@ def test_plans_are_not_made_by_asking_shards(conn):
     conn.execute("ALTER SERVER \"shard-2\" OPTIONS (DROP use_remote_estimate)")
     with pytest.raises(psycopg.Error, match="invalid option \"nonsense\""):
         conn.execute("ALTER SERVER \"shard-2\" OPTIONS (nonsense '1')")
+
+
+def test_a_cached_plan_does_not_outlive_a_change_of_role(db, users):
+    """A superuser's plan, to which row security does not apply, is not another user's, at whatever level the table stands."""
+    db.psql("GRANT SELECT ON tenant TO cleo; ALTER TABLE tenant ENABLE ROW LEVEL SECURITY;"
+            "CREATE POLICY own ON tenant USING (k = current_user)")
+    try:
+        with db.connect() as conn:
+            for number, sql in enumerate(("SELECT count(*) FROM tenant WHERE k = $1",
+                                          "WITH x AS (SELECT * FROM tenant WHERE k = $1) SELECT count(*) FROM x",
+                                          "SELECT (SELECT count(*) FROM tenant WHERE k = $1)")):
+                conn.execute(f"PREPARE p{number} (text) AS {sql}")
+                for _ in range(8):
+                    assert conn.execute(f"EXECUTE p{number} ('dan')").fetchone() == (3,), sql
+                conn.execute("SET ROLE cleo")
+                assert conn.execute(f"EXECUTE p{number} ('dan')").fetchone() == (0,), sql
+                assert conn.execute(f"EXECUTE p{number} ('cleo')").fetchone() == (3,), sql
+                conn.execute("RESET ROLE")
+                assert conn.execute(f"EXECUTE p{number} ('dan')").fetchone() == (3,), sql
+    finally:
+        db.psql("DROP POLICY own ON tenant; ALTER TABLE tenant DISABLE ROW LEVEL SECURITY; REVOKE ALL ON tenant FROM cleo")

@@ -179,7 +179,7 @@ unsafe fn stand_in(query: *mut pg_sys::Query, outputs: &[*mut pg_sys::TargetEntr
     (*own).querySource = (*query).querySource;
     (*own).queryId = (*query).queryId;
     (*own).canSetTag = true;
-    (*own).hasRowSecurity = (*query).hasRowSecurity;
+    (*own).hasRowSecurity = has_row_security(query);
     (*own).stmt_location = (*query).stmt_location;
     (*own).stmt_len = (*query).stmt_len;
     (*own).jointree = pg_sys::makeFromExpr(std::ptr::null_mut(), std::ptr::null_mut());
@@ -188,6 +188,11 @@ unsafe fn stand_in(query: *mut pg_sys::Query, outputs: &[*mut pg_sys::TargetEntr
         (*own).targetList = pg_sys::lappend((*own).targetList, entry.cast());
     }
     own
+}
+
+/// Whether row security was looked at on any level, so that another user's plan may be another one.
+unsafe fn has_row_security(query: *mut pg_sys::Query) -> bool {
+    (*query).hasRowSecurity || subqueries(query).into_iter().any(|inner| has_row_security(inner))
 }
 
 /// Where the node hangs that yields the stand-in's row: below a Material, if the statement is a cursor that scrolls.
