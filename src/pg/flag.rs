@@ -19,7 +19,8 @@ use shardmap_core::route::Step;
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{self, Note};
-use crate::pg::fdw::{order, users};
+use crate::pg::fdw::{bulk, order, users};
+use crate::pg::remote::guard;
 use crate::pg::savepoint;
 use crate::pg::settings::{allows_fanout, FanoutPolicy, FANOUT_POLICY};
 use crate::pg::stats;
@@ -228,14 +229,19 @@ impl Drop for Starting {
 
 /// # Safety
 /// Called by Postgres' executor.
-#[pg_guard]
 unsafe extern "C-unwind" fn executor_end(desc: *mut pg_sys::QueryDesc) {
-    finish(desc);
-    // SAFETY: as in executor_start.
-    match PREVIOUS_END.get().copied().flatten() {
-        Some(previous) => pg_guard_ffi_boundary(|| previous(desc)),
-        None => pg_sys::standard_ExecutorEnd(desc),
-    }
+    // SAFETY: the body of a callback.
+    guard(|| {
+        // Here, because an error of a shard that passes a boundary loses its context.
+        bulk::end_statement((*desc).estate)?;
+        finish(desc);
+        // SAFETY: as in executor_start.
+        match PREVIOUS_END.get().copied().flatten() {
+            Some(previous) => pg_guard_ffi_boundary(|| previous(desc)),
+            None => pg_sys::standard_ExecutorEnd(desc),
+        }
+        Ok(())
+    })
 }
 
 /// Records a statement that has come to its end.

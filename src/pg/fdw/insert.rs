@@ -7,6 +7,7 @@ use pgrx::pg_sys;
 use super::private::WritePlan;
 use crate::pg::query::tree::{cast, items};
 use crate::pg::raw::attribute;
+use crate::pg::remote::wire::copy::Format;
 
 /// Plans it: all columns are sent, and all come back if anything looks at the row afterwards.
 ///
@@ -57,6 +58,19 @@ pub unsafe fn plan(state: *mut pg_sys::ModifyTableState, result: *mut pg_sys::Re
         false => Vec::new(),
     };
     WritePlan { sql: sql.into(), targets, values_end, has_returning: !retrieved.is_empty(), retrieved }
+}
+
+/// The COPY of these columns.
+///
+/// # Safety
+/// As [`remote_table`].
+pub unsafe fn copy(relation: pg_sys::Relation, columns: impl Iterator<Item = i16>, format: Format) -> Vec<u8> {
+    let names: Vec<Vec<u8>> = columns.map(|number| remote_column(relation, number)).collect();
+    let options: &[u8] = match format {
+        Format::Text => b") FROM STDIN",
+        Format::Binary => b") FROM STDIN (FORMAT binary)",
+    };
+    [b"COPY ".as_slice(), &remote_table(relation), b" (", &names.join(&b", "[..]), options].concat()
 }
 
 unsafe fn does_nothing_on_conflict(state: *mut pg_sys::ModifyTableState) -> bool {

@@ -9,10 +9,13 @@
 //! lives in the statement's memory context and is dropped with it. Read next: [`super::rows`], [`super::direct`] and
 //! [`super::write`] for what happens then.
 
+use std::rc::Rc;
+
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::PgMemoryContexts;
 
+use super::bulk::Bulk;
 use super::direct::Direct;
 use super::private::WritePlan;
 use super::rows::Scan;
@@ -216,6 +219,8 @@ pub enum Modify {
         private: *mut pg_sys::List,
     },
     Begun(Box<Write>),
+    /// Rows are gathered.
+    Bulk(Rc<Bulk>),
     Ended,
 }
 
@@ -255,8 +260,23 @@ pub unsafe fn begin_insert(
 ) -> Result<()> {
     let estate = (*state).ps.state;
     let write = begin_write(estate, result, plan, None)?;
-    Modify::Begun(Box::new(write)).attach(result, estate);
+    let modify = match Bulk::serves(state, result) {
+        true => Modify::Bulk(Bulk::new(write, (*result).ri_RelationDesc, estate)),
+        false => Modify::Begun(Box::new(write)),
+    };
+    modify.attach(result, estate);
     Ok(())
+}
+
+/// The rows gathered for `result`, if they are.
+///
+/// # Safety
+/// As [`begin_modify`].
+pub unsafe fn bulk<'a>(result: *mut pg_sys::ResultRelInfo) -> Option<&'a Rc<Bulk>> {
+    match (*result).ri_FdwState.cast::<Modify>().as_ref() {
+        Some(Modify::Bulk(bulk)) => Some(bulk),
+        _ => None,
+    }
 }
 
 /// Counts the shard that `result` is on, admits the user who writes there, and connects.
@@ -311,7 +331,12 @@ pub unsafe extern "C-unwind" fn end_foreign_modify(_estate: *mut pg_sys::EState,
 
 /// # Safety
 /// Called by the executor.
-#[pg_guard]
 pub unsafe extern "C-unwind" fn end_foreign_insert(estate: *mut pg_sys::EState, result: *mut pg_sys::ResultRelInfo) {
+    guard(|| {
+        if bulk(result).is_some() {
+            super::bulk::end_statement(estate)?;
+        }
+        Ok(())
+    });
     end_foreign_modify(estate, result);
 }

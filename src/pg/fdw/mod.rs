@@ -3,11 +3,12 @@
 //! [`scan`] and [`modify`] plan: they remember which step of the ladder a statement took, and refuse a change of a row's
 //! key. [`lazy`] stands before execution: it flags fan-outs before a shard is asked, and asks a shard only when rows are
 //! wanted that it can have. Then [`rows`] reads, [`side_by_side`] from several shards at once; [`direct`] and [`write`]
-//! change rows, those that [`insert`] and [`modify`] let pass; [`maintain`] truncates and samples. All of them use the
+//! change rows, those that [`insert`] and [`modify`] let pass, [`bulk`] many of them by COPY; [`maintain`] truncates and samples. All of them use the
 //! transaction's one connection to a shard (`remote`), so that each sees what the others wrote.
 //! What always holds: every call into postgres_fdw crosses a guarded boundary, so its errors unwind cleanly; none of its
 //! callbacks that would connect is called.
 
+pub mod bulk;
 mod direct;
 mod insert;
 pub mod lazy;
@@ -17,6 +18,7 @@ pub mod note;
 mod options;
 pub mod order;
 mod private;
+mod probe;
 mod rows;
 pub mod scan;
 pub mod shard;

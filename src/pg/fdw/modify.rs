@@ -113,6 +113,10 @@ pub unsafe extern "C-unwind" fn begin_foreign_insert(
 /// Called by the executor.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn get_foreign_modify_batch_size(result: *mut pg_sys::ResultRelInfo) -> i32 {
+    if lazy::bulk(result).is_some() {
+        // They are gathered as values, for which no row need be copied.
+        return 1;
+    }
     // postgres_fdw looks for a state of its own there.
     let state = std::mem::replace(&mut (*result).ri_FdwState, std::ptr::null_mut());
     let size = call_original!(GetForeignModifyBatchSize(result));
@@ -165,6 +169,10 @@ pub unsafe extern "C-unwind" fn exec_foreign_insert(
 ) -> *mut pg_sys::TupleTableSlot {
     guard(|| {
         check_owner(result, slot);
+        if let Some(bulk) = lazy::bulk(result) {
+            bulk.push(slot)?;
+            return Ok(slot);
+        }
         check_policies(pg_sys::WCOKind::WCO_RLS_INSERT_CHECK, result, slot, estate);
         Ok(if_any(lazy::begin_modify(result)?.insert(&[slot])?, slot))
     })

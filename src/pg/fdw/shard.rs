@@ -11,7 +11,8 @@ use crate::pg::remote::prepared::Statement;
 use crate::pg::remote::wire::encode::Params;
 use crate::pg::remote::Connection;
 use crate::pg::transfer::declared;
-use crate::pg::transfer::encode::{Parameter, PlainOutput};
+use crate::pg::transfer::encode::Parameter;
+use crate::pg::transfer::settings::{PlainOutput, Settings};
 
 /// Connects to the foreign server of a shard as `user`.
 ///
@@ -103,7 +104,8 @@ impl Inputs {
             return params;
         }
         let before = pg_sys::MemoryContextSwitchTo((*context).ecxt_per_tuple_memory);
-        let plain = self.parameters.iter().any(Parameter::depends_on_settings).then(PlainOutput::begin);
+        let settings = self.parameters.iter().map(Parameter::settings).fold(Settings::default(), Settings::and);
+        let plain = PlainOutput::begin(settings);
         for (source, parameter) in self.sources.iter().zip(&mut self.parameters) {
             parameter.push(source.value(context), &mut params);
         }

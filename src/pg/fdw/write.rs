@@ -16,10 +16,11 @@ use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::portal::{Portal, Request};
 use crate::pg::remote::prepared::Statement;
-use crate::pg::remote::wire::encode::Params;
+use crate::pg::remote::wire::encode::{Params, Values};
 use crate::pg::remote::Connection;
 use crate::pg::transfer::declared;
-use crate::pg::transfer::encode::{Parameter, PlainOutput};
+use crate::pg::transfer::encode::Parameter;
+use crate::pg::transfer::settings::{PlainOutput, Settings};
 
 /// The protocol's limit of parameters. Source: libpq-fe.h, `PQ_QUERY_PARAM_MAX_LIMIT`.
 pub const MAX_PARAMS: i32 = 65_535;
@@ -38,8 +39,10 @@ pub struct Write {
     /// By the number of rows that they insert.
     statements: HashMap<usize, Rc<Statement>>,
     row: Vec<u8>,
+    settings: Settings,
     /// For what is computed for one row.
     scratch: pg_sys::MemoryContext,
+    allocates: bool,
 }
 
 impl Write {
@@ -60,8 +63,6 @@ impl Write {
         // The SQL says DEFAULT for what the shard generates.
         let given = plan.targets.iter().filter(|number| attribute(desc, **number as usize - 1).attgenerated == 0);
         let given: Vec<i16> = given.copied().collect();
-        let sent: Vec<_> =
-            given.iter().map(|number| (*number, Parameter::new(kinds[*number as usize - 1].0))).collect();
         let mut types: Vec<_> = given.iter().map(|number| declared(kinds[*number as usize - 1].0)).collect();
         let ctid = ctid.map(|at| (at, Parameter::new(pg_sys::TIDOID)));
         if ctid.is_some() {
@@ -74,18 +75,67 @@ impl Write {
             pg_sys::ALLOCSET_SMALL_INITSIZE as usize,
             pg_sys::ALLOCSET_SMALL_MAXSIZE as usize,
         );
-        Ok(Self {
+        let mut write = Self {
             connection: connect(server, user)?,
             plan,
-            sent,
+            sent: Vec::new(),
             types,
             needs: rows.needs(),
             rows,
             ctid,
             statements: HashMap::new(),
             row: Vec::new(),
+            settings: Settings::default(),
             scratch,
-        })
+            allocates: false,
+        };
+        write.send(given.iter().map(|number| (*number, Parameter::new(kinds[*number as usize - 1].0))).collect());
+        Ok(write)
+    }
+
+    /// Sends these columns' values so.
+    fn send(&mut self, sent: Vec<(i16, Parameter)>) {
+        let parameters = || sent.iter().map(|(_, parameter)| parameter);
+        self.settings = parameters().map(Parameter::settings).fold(Settings::default(), Settings::and);
+        self.allocates = parameters().any(Parameter::allocates);
+        self.sent = sent;
+    }
+
+    /// Sends all values as text from now on.
+    ///
+    /// # Safety
+    /// `desc` must be the target's.
+    pub unsafe fn send_text(&mut self, desc: pg_sys::TupleDesc) {
+        // The type's functions are kept in the memory of the statement.
+        let before = pg_sys::MemoryContextSwitchTo(pg_sys::MemoryContextGetParent(self.scratch));
+        let text = |number: i16| (number, Parameter::text(attribute(desc, number as usize - 1).atttypid));
+        let sent = self.sent.iter().map(|(number, _)| text(*number)).collect();
+        self.send(sent);
+        pg_sys::MemoryContextSwitchTo(before);
+    }
+
+    /// Whether all values can be sent in binary.
+    pub fn is_binary(&self) -> bool {
+        self.sent.iter().all(|(_, parameter)| parameter.is_binary())
+    }
+
+    /// The columns whose values are sent.
+    pub fn columns(&self) -> impl ExactSizeIterator<Item = i16> + '_ {
+        self.sent.iter().map(|(number, _)| *number)
+    }
+
+    /// The types that their parameters are declared with.
+    pub fn types(&self) -> &[pg_sys::Oid] {
+        &self.types
+    }
+
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The INSERT of one row.
+    pub fn sql(&self) -> &[u8] {
+        &self.plan.sql
     }
 
     /// Inserts the rows of `slots`, and returns how many the shard has taken; the returned row, if there is one, is put
@@ -97,7 +147,7 @@ impl Write {
         let mut params = Params::default();
         self.scratched(|own| {
             for slot in slots {
-                own.push_row(*slot, &mut params);
+                own.push_values(*slot, &mut params);
             }
         });
         let statement = self.statement(slots.len());
@@ -120,7 +170,7 @@ impl Write {
                 parameter.push(value(plan_slot, *at), &mut params);
             }
             if gives_values {
-                own.push_row(slot, &mut params);
+                own.push_values(slot, &mut params);
             }
         });
         let statement = self.statement(1);
@@ -133,15 +183,7 @@ impl Write {
         params: Params,
         slot: *mut pg_sys::TupleTableSlot,
     ) -> Result<u64> {
-        let portal: Rc<Portal> = self.connection.start(Request {
-            statement,
-            params,
-            chunk: 0,
-            begin: true,
-            writes: true,
-            needs: self.needs,
-            commits: false,
-        })?;
+        let portal = self.start(statement, params)?;
         let mut returned = 0;
         while portal.next(&mut self.row)? {
             returned += 1;
@@ -150,6 +192,25 @@ impl Write {
             }
         }
         Ok(if self.plan.has_returning { returned } else { portal.affected() })
+    }
+
+    fn start(&self, statement: Rc<Statement>, params: Params) -> Result<Rc<Portal>> {
+        let needs = self.needs;
+        self.connection.start(Request { statement, params, chunk: 0, begin: true, writes: true, needs, commits: false })
+    }
+
+    /// Adds the values of a row of `slot`.
+    ///
+    /// # Safety
+    /// As [`Write::insert`].
+    pub unsafe fn push(&mut self, slot: *mut pg_sys::TupleTableSlot, values: &mut impl Values) {
+        self.scratched(|own| own.push_values(slot, values));
+    }
+
+    /// Sends the INSERT of so many rows, and does not wait for its outcome.
+    pub fn start_insert(&mut self, params: Params, rows: usize) -> Result<Rc<Portal>> {
+        let statement = self.statement(rows);
+        self.start(statement, params)
     }
 
     /// Puts the row just read into `slot`.
@@ -161,17 +222,20 @@ impl Write {
 
     /// Runs `fill` in the memory for one row, under the settings for writing values as text where that matters.
     unsafe fn scratched(&mut self, fill: impl FnOnce(&mut Self)) {
+        if !self.allocates && self.ctid.is_none() {
+            return fill(self);
+        }
         pg_sys::MemoryContextReset(self.scratch);
         let before = pg_sys::MemoryContextSwitchTo(self.scratch);
-        let plain = self.sent.iter().any(|(_, parameter)| parameter.depends_on_settings()).then(PlainOutput::begin);
+        let plain = PlainOutput::begin(self.settings);
         fill(self);
         drop(plain);
         pg_sys::MemoryContextSwitchTo(before);
     }
 
-    unsafe fn push_row(&mut self, slot: *mut pg_sys::TupleTableSlot, params: &mut Params) {
+    unsafe fn push_values(&mut self, slot: *mut pg_sys::TupleTableSlot, values: &mut impl Values) {
         for (number, parameter) in &mut self.sent {
-            parameter.push(value(slot, *number), params);
+            parameter.push(value(slot, *number), values);
         }
     }
 

@@ -67,7 +67,7 @@ impl Link {
     /// Lets a portal of an outer level than `level` keep the rows that are on their way: they are wanted after the
     /// savepoint of that level is rolled back.
     pub fn keep_outer_rows(&self, level: i32, deadline: Instant) {
-        let portal = self.streaming.borrow().upgrade().filter(|portal| self.is_active() && portal.depth() < level);
+        let portal = self.occupant().filter(|portal| self.is_active() && portal.depth() < level);
         let Some(portal) = portal else { return };
         self.read_with(deadline, |kind, body| {
             portal.take_quietly(kind, body);
@@ -115,10 +115,17 @@ impl Link {
     /// function of Postgres, for an error may be on its way up.
     pub fn abandon(&self) {
         let deadline = Instant::now() + ABANDON_LIMIT;
-        if let Some(portal) = self.streaming.take().upgrade() {
-            portal.forsake();
+        if let Some(occupant) = self.vacate() {
+            occupant.forsake();
         }
         let mut pause = Duration::from_millis(50);
+        if self.copying.get() && self.awaited.get() > 0 {
+            // While a shard waits for rows it takes no notice of a cancel.
+            let mut batch = Batch::default();
+            batch.copy_fail(b"the statement was given up");
+            self.wire.push(&batch.bytes);
+            self.read_quietly(Instant::now() + pause, false);
+        }
         // One request is not enough: a shard that has not yet begun with the statement takes no notice of it.
         while self.is_open() && self.awaited.get() > 0 && Instant::now() < deadline {
             self.conn().start_cancel().wait(deadline.saturating_duration_since(Instant::now()));

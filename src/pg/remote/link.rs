@@ -1,12 +1,13 @@
 //! One connection to one shard: making it, and a conversation on it that is whole or over.
 //!
-//! Decides when a connection is fit for use. What always holds: outside the functions of `link` and `portal` a link is
-//! at rest, is in the middle of one portal's rows, owes the answer of a clean-up command, or is closed. A conversation
-//! that is left in the middle (a cancel, an error of Postgres) has its query cancelled on the shard, and is read to its
-//! end or closed, when [`Busy`] is dropped. Nothing is borrowed while it waits: the abort callback may close a link under
-//! the waiter when the backend terminates.
+//! Decides when a connection is fit for use. What always holds: outside the functions of `link` and of its occupants a
+//! link is at rest, is in the middle of what one [`Occupant`] sends or receives, owes the answer of a clean-up command,
+//! or is closed. A conversation that is left in the middle (a cancel, an error of Postgres) has its query cancelled on the
+//! shard, and is read to its end or closed, when [`Busy`] is dropped. Nothing is borrowed while it waits: the abort
+//! callback may close a link under the waiter when the backend terminates.
 //!
-//! Read next: `cleanup` for how it ends badly, `portal` for rows, `pool` for who keeps links, `transaction` for what the marks on them mean.
+//! Read next: `cleanup` for how it ends badly, `portal` and `stream` for rows, `pool` for who keeps links, `transaction`
+//! for what the marks on them mean.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -19,7 +20,7 @@ use super::carried::Carried;
 use super::dial::Dial;
 use super::failure::{pass_on, Failure, Result};
 use super::libpq::{Conn, Notice};
-use super::portal::Portal;
+use super::occupant::Occupant;
 use super::prepared::Prepared;
 use super::target::{Session, Target};
 use super::transaction::Remote;
@@ -50,8 +51,10 @@ pub struct Link {
     pub(super) awaited: Cell<u32>,
     /// They answer clean-up commands, whose outcome nobody waits for.
     pub(super) owing: Cell<bool>,
-    /// The portal whose rows are on their way.
-    pub(super) streaming: RefCell<Weak<Portal>>,
+    /// The shard waits for a COPY's rows.
+    pub copying: Cell<bool>,
+    /// What is on the wire now.
+    occupant: RefCell<Option<Weak<dyn Occupant>>>,
     /// Portals on the shard that nobody needs any more.
     unneeded: RefCell<Vec<u64>>,
     notices: RefCell<Vec<Notice>>,
@@ -74,7 +77,8 @@ impl Link {
             status: Cell::new(Status::Idle),
             awaited: Cell::new(0),
             owing: Cell::new(false),
-            streaming: RefCell::default(),
+            copying: Cell::new(false),
+            occupant: RefCell::default(),
             unneeded: RefCell::default(),
             notices: RefCell::default(),
         })
@@ -226,6 +230,7 @@ impl Link {
     }
 
     pub(super) fn at_ready(&self, body: &[u8]) {
+        self.copying.set(false);
         self.awaited.set(self.awaited.get().saturating_sub(1));
         self.status.set(Status::of(body));
     }
@@ -342,15 +347,24 @@ impl Link {
         }
     }
 
-    /// Makes `portal` the one whose rows come now.
-    pub fn stream(&self, portal: &Rc<Portal>) {
-        *self.streaming.borrow_mut() = Rc::downgrade(portal);
+    /// Makes `occupant` what is on the wire. What was there before has been set aside.
+    pub fn occupy(&self, occupant: Weak<dyn Occupant>) {
+        *self.occupant.borrow_mut() = Some(occupant);
     }
 
-    /// Lets the portal whose rows are on their way keep them for later, so that something else can be sent.
+    /// What is on the wire, which no longer counts as being there.
+    pub fn vacate(&self) -> Option<Rc<dyn Occupant>> {
+        self.occupant.take()?.upgrade()
+    }
+
+    /// What is on the wire.
+    pub fn occupant(&self) -> Option<Rc<dyn Occupant>> {
+        self.occupant.borrow().as_ref()?.upgrade()
+    }
+
+    /// Lets what is on the wire come to a point at which something else can be sent.
     fn set_aside(&self) -> Result<()> {
-        let portal = self.streaming.take().upgrade();
-        portal.map_or(Ok(()), |portal| portal.keep_rows(&mut Patience::Interruptible))
+        self.vacate().map_or(Ok(()), Occupant::set_aside)
     }
 
     /// Notes a portal to be closed with the next messages.

@@ -6,9 +6,9 @@
 //! Refuses to go on over a new connection after a transaction has lost its connection.
 //!
 //! From the bottom up: [`libpq`] (the only one with C's view of it), `wait`, [`failure`] (errors as values, and
-//! [`guard`]), `target` (server and mapping as options), `dial` and `link` (one connection), `transaction` (BEGIN to
-//! COMMIT), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `scatter` (one statement on
-//! many shards, each in a session of its own), `json`. The SQL functions are in `functions::remote`.
+//! [`guard`]), `target` (server and mapping as options), `dial` and `link` (one connection), `portal` and `stream` (what is
+//! on it: rows that come, rows that go), `transaction` (BEGIN to COMMIT), `pool` (which connection), `copy` and `source`
+//! (a table's rows to their shards), `scatter` (one statement on many shards, each in a session of its own), `json`. The SQL functions are in `functions::remote`.
 
 mod answer;
 pub mod carried;
@@ -19,14 +19,16 @@ pub mod failure;
 mod json;
 pub mod libpq;
 mod link;
+pub mod occupant;
 mod pool;
 pub mod portal;
 pub mod prepared;
 mod scatter;
 mod source;
+pub mod stream;
 mod target;
 pub mod transaction;
-mod wait;
+pub mod wait;
 pub mod wire;
 
 pub use copy::copy_rows;

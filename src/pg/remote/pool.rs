@@ -71,6 +71,16 @@ pub fn active() -> Vec<Rc<Link>> {
     POOL.with(|pool| pool.links.borrow().iter().filter(|link| link.is_active()).cloned().collect())
 }
 
+/// Drops the rows that were to be sent, of statements at this nesting level and above.
+pub fn forget_unsent(level: i32) {
+    let links = POOL.with(|pool| pool.links.borrow().clone());
+    for link in links {
+        if link.occupant().is_some_and(|occupant| occupant.unsent_level() >= level) && !link.is_active() {
+            link.vacate().iter().for_each(|occupant| occupant.forsake());
+        }
+    }
+}
+
 /// Drops the links that are closed and take no part in the transaction.
 pub fn forget_closed() {
     let kept = |link: &Rc<Link>| link.is_open() || link.in_transaction();
@@ -182,7 +192,8 @@ impl Connection {
         &self.link.target.server
     }
 
-    pub(super) fn link(&self) -> &Rc<Link> {
+    /// For what is more than one statement.
+    pub fn link(&self) -> &Rc<Link> {
         &self.link
     }
 

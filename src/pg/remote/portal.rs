@@ -10,7 +10,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use pgrx::{pg_sys, PgSqlErrorCode};
@@ -18,10 +18,11 @@ use pgrx::{pg_sys, PgSqlErrorCode};
 use super::carried::{self, Carried, Needs};
 use super::failure::{Failure, Result, SqlState};
 use super::link::{Busy, Link};
+use super::occupant::Occupant;
 use super::prepared::{name, Reference, Statement};
 use super::transaction;
 use super::wait::Patience;
-use super::wire::decode::{self, Status};
+use super::wire::decode;
 use super::wire::encode::{Batch, Params};
 use crate::pg::savepoint;
 use crate::pg::settings::MAX_PREPARED;
@@ -170,7 +171,8 @@ impl Portal {
     fn run(self: &Rc<Self>) {
         self.state.set(State::Running);
         self.suspended.set(false);
-        self.link.stream(self);
+        let occupant: Weak<Self> = Rc::downgrade(self);
+        self.link.occupy(occupant);
     }
 
     fn own_name(&self) -> Vec<u8> {
@@ -357,23 +359,7 @@ impl Portal {
             // The shard was told to stop because we were: say why.
             pgrx::check_for_interrupts!();
         }
-        link.carried.set(None);
-        if link.status() == Status::Idle {
-            // BEGIN itself has failed, or there was none.
-            transaction::leave(link);
-        }
-        Err(failure)
-    }
-
-    /// Keeps the rest of the chunk, because something else is to be sent.
-    pub fn keep_rows(self: &Rc<Self>, patience: &mut Patience) -> Result<()> {
-        let mut row = Vec::new();
-        while self.state.get() == State::Running {
-            if self.advance(&mut row, patience)? {
-                self.kept.borrow_mut().push_back(std::mem::take(&mut row));
-            }
-        }
-        Ok(())
+        Err(transaction::after_failure(link, failure))
     }
 
     /// Ends the statement, whose other rows nobody wants.
@@ -397,20 +383,41 @@ impl Portal {
         self.link.in_transaction() && self.link.remote.turn.get() == self.turn.get()
     }
 
+    fn lost_rows(&self) -> Failure {
+        let server = &self.link.target.server;
+        Failure::new(PgSqlErrorCode::ERRCODE_IN_FAILED_SQL_TRANSACTION, "rows of a cursor on a shard were lost")
+            .detail("The statement that read them was ended with a savepoint that was rolled back, or its connection was lost.")
+            .hint("Open the cursor again.")
+            .at_shard(server)
+    }
+}
+
+impl Occupant for Portal {
+    /// Keeps the rest of the chunk.
+    fn set_aside(self: Rc<Self>) -> Result<()> {
+        let mut row = Vec::new();
+        while self.state.get() == State::Running {
+            if self.advance(&mut row, &mut Patience::Interruptible)? {
+                self.kept.borrow_mut().push_back(std::mem::take(&mut row));
+            }
+        }
+        Ok(())
+    }
+
     /// Its link was abandoned. Whoever still asks for its rows is told so.
-    pub fn forsake(&self) {
+    fn forsake(&self) {
         if self.state.replace(State::Lost) == State::Done {
             self.state.set(State::Done);
         }
     }
 
     /// The depth of savepoints at which it was opened.
-    pub fn depth(&self) -> i32 {
+    fn depth(&self) -> i32 {
         self.depth
     }
 
     /// Takes a message for later, in a callback that must neither wait nor fail.
-    pub fn take_quietly(&self, kind: u8, body: &mut Vec<u8>) {
+    fn take_quietly(&self, kind: u8, body: &mut Vec<u8>) {
         match kind {
             b'D' if self.ahead.get() == 0 => self.kept.borrow_mut().push_back(std::mem::take(body)),
             b'C' if self.ahead.get() > 0 => self.ahead.set(self.ahead.get() - 1),
@@ -421,14 +428,6 @@ impl Portal {
             }
             _ => {}
         }
-    }
-
-    fn lost_rows(&self) -> Failure {
-        let server = &self.link.target.server;
-        Failure::new(PgSqlErrorCode::ERRCODE_IN_FAILED_SQL_TRANSACTION, "rows of a cursor on a shard were lost")
-            .detail("The statement that read them was ended with a savepoint that was rolled back, or its connection was lost.")
-            .hint("Open the cursor again.")
-            .at_shard(server)
     }
 }
 

@@ -47,6 +47,8 @@ thread_local! {
     static HOLDING: Cell<bool> = const { Cell::new(false) };
     /// The shards' transactions begun so far.
     static TURN: Cell<u64> = const { Cell::new(0) };
+    /// Shards are brought to this level of ours at most.
+    static HIGHEST: Cell<i32> = const { Cell::new(i32::MAX) };
 }
 
 /// Registers the callbacks.
@@ -58,9 +60,27 @@ pub fn init() {
     }
 }
 
-fn level() -> i32 {
+/// The nesting level of the local transaction.
+pub fn level() -> i32 {
     // SAFETY: reads the transaction state.
     unsafe { pg_sys::GetCurrentTransactionNestLevel() }
+}
+
+/// Runs `body` as if it were called at `level`: for work that was taken on there, and is done while a level above is open.
+pub fn at_level<T>(level: i32, body: impl FnOnce() -> T) -> T {
+    struct Back(i32);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            HIGHEST.set(self.0);
+        }
+    }
+    let _back = Back(HIGHEST.replace(level));
+    body()
+}
+
+/// A shard may have to be told of the transaction's end, though nothing was sent to it yet.
+pub fn expect() {
+    TAKING_PART.set(true);
 }
 
 /// The statement that opens a shard's transaction like ours.
@@ -78,7 +98,7 @@ fn begin_statement() -> String {
 /// The commands that bring the shard's transaction to the state in which the next statement belongs. They count as done:
 /// send them at once.
 pub fn enter(link: &Link) -> Result<Vec<Vec<u8>>> {
-    let (begun, level) = (link.remote.begun.get(), level());
+    let (begun, level) = (link.remote.begun.get(), level().min(HIGHEST.get()));
     if begun == 0 {
         TURN.set(TURN.get() + 1);
         link.remote.turn.set(TURN.get());
@@ -126,6 +146,16 @@ fn resume_interrupts() {
 pub fn leave(link: &Link) {
     link.remote.begun.set(0);
     link.remote.savepoints.borrow_mut().clear();
+}
+
+/// What a statement's failure means for the shard's transaction and session.
+pub fn after_failure(link: &Link, failure: Failure) -> Failure {
+    link.carried.set(None);
+    if link.status() == Status::Idle {
+        // BEGIN itself has failed, or there was none.
+        leave(link);
+    }
+    failure
 }
 
 /// Checks that a statement has left the shard's transaction as it found it.
@@ -259,6 +289,7 @@ fn abort() {
     // Nothing runs here unless the backend is terminating, or rows of a portal were on their way: an error has ended what
     // ran while it came up.
     cancel_running();
+    pool::forget_unsent(1);
     pool::active().iter().for_each(|link| link.abandon());
     if !TAKING_PART.replace(false) {
         return;
@@ -291,7 +322,10 @@ unsafe extern "C-unwind" fn on_subtransaction(
         if TAKING_PART.get() {
             match event {
                 pg_sys::SubXactEvent::SUBXACT_EVENT_PRE_COMMIT_SUB => release(&pool::taking_part(), level())?,
-                pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => roll_back_to(&pool::taking_part(), level()),
+                pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+                    pool::forget_unsent(level());
+                    roll_back_to(&pool::taking_part(), level());
+                }
                 _ => {}
             }
         }

@@ -14,7 +14,7 @@ use super::run;
 use super::ship::Shipment;
 use super::whole::{Key, Obstacle, NOT_SHIPPABLE, OUTPUT};
 use crate::pg::query::tree::{cast, items, nth, rte, subqueries, tag};
-use crate::pg::transfer::encode::PlainOutput;
+use crate::pg::transfer::settings::{PlainOutput, Settings};
 use crate::pg::transfer::FIRST_VARIABLE;
 
 pub const NODE: &std::ffi::CStr = c"ShardRoute";
@@ -263,7 +263,7 @@ unsafe fn shown(query: *mut pg_sys::Query, output: *mut pg_sys::TargetEntry) -> 
 unsafe fn private(routed: &Routed) -> *mut pg_sys::List {
     let sql = {
         // Names of other schemas than pg_catalog are qualified, and constants written in the ISO style.
-        let _plain = PlainOutput::begin();
+        let _plain = PlainOutput::begin(Settings::ALL);
         let query = pg_sys::copyObjectImpl(routed.shipment.query.cast()).cast();
         let text = std::ffi::CStr::from_ptr(pg_sys::pg_get_querydef(query, false));
         CString::new(one_line(text.to_bytes())).unwrap_or_default()

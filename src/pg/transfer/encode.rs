@@ -5,21 +5,35 @@ use std::ffi::CStr;
 use pgrx::pg_sys::{self, Datum};
 use pgrx::FromDatum;
 
+use super::settings::Settings;
 use super::Form;
-use crate::pg::remote::wire::encode::Params;
+use crate::pg::remote::wire::encode::Values;
 
 /// How the values of a parameter are written.
 pub struct Parameter {
     form: Form,
     /// The type's output or send function, for the forms that need it.
     function: pg_sys::FmgrInfo,
+    settings: Settings,
 }
 
 impl Parameter {
     /// # Safety
     /// The parameter must not outlive the current memory context.
     pub unsafe fn new(kind: pg_sys::Oid) -> Self {
+        Self::with_form(kind, Form::of(kind, -1))
+    }
+
+    /// One whose values are written as text, whatever their type.
+    ///
+    /// # Safety
+    /// As [`Parameter::new`].
+    pub unsafe fn text(kind: pg_sys::Oid) -> Self {
         let form = Form::of(kind, -1);
+        Self::with_form(kind, if form == Form::Text { form } else { Form::Other })
+    }
+
+    unsafe fn with_form(kind: pg_sys::Oid, form: Form) -> Self {
         let (mut function, mut is_varlena) = (pg_sys::InvalidOid, false);
         let mut info = std::mem::zeroed::<pg_sys::FmgrInfo>();
         match form {
@@ -30,19 +44,30 @@ impl Parameter {
         if function != pg_sys::InvalidOid {
             pg_sys::fmgr_info(function, &mut info);
         }
-        Self { form, function: info }
+        let settings = if form == Form::Other { Settings::of(kind) } else { Settings::default() };
+        Self { form, function: info, settings }
     }
 
-    /// Whether the text of its values depends on the session's settings.
-    pub fn depends_on_settings(&self) -> bool {
-        self.form == Form::Other
+    /// The settings of the session that the text of its values depends on.
+    pub fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// Whether its values may be part of a COPY in binary format.
+    pub fn is_binary(&self) -> bool {
+        self.form != Form::Other
+    }
+
+    /// Whether a value leaves memory behind.
+    pub fn allocates(&self) -> bool {
+        matches!(self.form, Form::Binary | Form::Other)
     }
 
     /// Adds a value; `None` is NULL.
     ///
     /// # Safety
     /// The datum must be of the parameter's type; the context in which the parameter was made must be alive.
-    pub unsafe fn push(&mut self, value: Option<Datum>, params: &mut Params) {
+    pub unsafe fn push(&mut self, value: Option<Datum>, params: &mut impl Values) {
         let Some(datum) = value else {
             return match self.form.format() {
                 1 => params.push_binary(None),
@@ -87,52 +112,4 @@ unsafe fn with_bytes(datum: Datum, use_them: impl FnOnce(&[u8])) {
 
 unsafe fn contents<'a>(plain: *const pg_sys::varlena) -> &'a [u8] {
     std::slice::from_raw_parts(pgrx::vardata_any(plain).cast(), pgrx::varsize_any_exhdr(plain))
-}
-
-/// The settings under which values are written as text, restored when dropped. Source: postgres_fdw's
-/// `set_transmission_modes`.
-pub struct PlainOutput(i32);
-
-impl PlainOutput {
-    pub fn begin() -> Self {
-        // SAFETY: a nesting level of settings; the names and values are constants.
-        unsafe {
-            let level = pg_sys::NewGUCNestLevel();
-            let set = |name: &CStr, value: &CStr| {
-                pg_sys::set_config_option(
-                    name.as_ptr(),
-                    value.as_ptr(),
-                    pg_sys::GucContext::PGC_USERSET,
-                    pg_sys::GucSource::PGC_S_SESSION,
-                    pg_sys::GucAction::GUC_ACTION_SAVE,
-                    true,
-                    0,
-                    false,
-                );
-            };
-            if pg_sys::DateStyle != pg_sys::USE_ISO_DATES as i32 {
-                set(c"datestyle", c"ISO");
-            }
-            if pg_sys::IntervalStyle != pg_sys::INTSTYLE_POSTGRES as i32 {
-                set(c"intervalstyle", c"postgres");
-            }
-            if pg_sys::extra_float_digits < 3 {
-                set(c"extra_float_digits", c"3");
-            }
-            // A shard's session always reads literals so.
-            if !pg_sys::standard_conforming_strings {
-                set(c"standard_conforming_strings", c"on");
-            }
-            // regclass and the like are written with their schemas.
-            set(c"search_path", c"pg_catalog");
-            Self(level)
-        }
-    }
-}
-
-impl Drop for PlainOutput {
-    fn drop(&mut self) {
-        // SAFETY: the level that `begin` has opened; an error has closed it with its transaction.
-        unsafe { pg_sys::AtEOXact_GUC(true, self.0) }
-    }
 }

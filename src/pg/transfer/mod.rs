@@ -6,6 +6,7 @@
 
 pub mod decode;
 pub mod encode;
+pub mod settings;
 
 use pgrx::pg_sys;
 

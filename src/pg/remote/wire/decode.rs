@@ -55,10 +55,23 @@ impl<'a> Reader<'a> {
 pub fn values(body: &[u8]) -> impl Iterator<Item = Option<&[u8]>> {
     let mut reader = Reader(body);
     let count = reader.i16().unwrap_or(0);
+    counted_values(reader.0, count.try_into().unwrap_or(0))
+}
+
+/// So many values, each with its length before it.
+pub fn counted_values(bytes: &[u8], count: usize) -> impl Iterator<Item = Option<&[u8]>> {
+    let mut reader = Reader(bytes);
     (0..count).map_while(move |_| match reader.i32()? {
         -1 => Some(None),
         length => Some(Some(reader.take(usize::try_from(length).ok()?)?)),
     })
+}
+
+/// The types of a ParameterDescription.
+pub fn parameter_types(body: &[u8]) -> Vec<pg_sys::Oid> {
+    let mut reader = Reader(body);
+    let count = reader.i16().unwrap_or(0) as u16;
+    (0..count).map_while(|_| reader.i32().map(|oid| pg_sys::Oid::from(oid as u32))).collect()
 }
 
 /// Name and type of each column of a RowDescription.

@@ -4,6 +4,9 @@
 
 use pgrx::pg_sys;
 
+use super::copy::counted;
+use super::decode;
+
 /// Messages that are sent together.
 #[derive(Default)]
 pub struct Batch {
@@ -20,26 +23,31 @@ pub struct Params {
     count: u16,
 }
 
-impl Params {
-    /// `None` is NULL.
-    pub fn push_text(&mut self, value: Option<&[u8]>) {
+/// What values are written into. `None` is NULL.
+pub trait Values {
+    fn push_text(&mut self, value: Option<&[u8]>);
+    fn push_binary(&mut self, value: Option<&[u8]>);
+}
+
+impl Values for Params {
+    fn push_text(&mut self, value: Option<&[u8]>) {
         self.push(0, value);
     }
 
-    pub fn push_binary(&mut self, value: Option<&[u8]>) {
+    fn push_binary(&mut self, value: Option<&[u8]>) {
         self.push(1, value);
     }
+}
 
+impl Params {
     fn push(&mut self, format: u8, value: Option<&[u8]>) {
         self.count += 1;
         self.formats.extend_from_slice(&[0, format]);
-        match value {
-            None => self.values.extend_from_slice(&(-1_i32).to_be_bytes()),
-            Some(value) => {
-                self.values.extend_from_slice(&(value.len() as i32).to_be_bytes());
-                self.values.extend_from_slice(value);
-            }
-        }
+        counted(value, &mut self.values);
+    }
+
+    pub fn values(&self) -> impl Iterator<Item = Option<&[u8]>> {
+        decode::counted_values(&self.values, self.count.into())
     }
 }
 

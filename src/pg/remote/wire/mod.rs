@@ -7,6 +7,7 @@
 //!
 //! Read next: [`encode`] and [`decode`] for the messages, `link` for the conversation.
 
+pub mod copy;
 pub mod decode;
 pub mod encode;
 mod tls;
