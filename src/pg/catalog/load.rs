@@ -2,7 +2,7 @@
 //!
 //! Refuses a map that does not hold together: the core validates each keyspace as a whole.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::rc::Rc;
@@ -170,7 +170,10 @@ fn keyspaces(tables: &Tables) -> HashMap<String, Rc<Keyspace>> {
             });
         }
     });
-    specs.into_iter().map(|(name, spec)| (name.clone(), Rc::new(Keyspace { name, map: build(spec) }))).collect()
+    specs
+        .into_iter()
+        .map(|(name, spec)| (name.clone(), Rc::new(Keyspace { name, map: build(spec), last: RefCell::default() })))
+        .collect()
 }
 
 fn build(spec: KeyspaceSpec) -> KeyspaceMap {

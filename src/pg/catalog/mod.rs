@@ -44,6 +44,8 @@ pub struct Catalog {
 pub struct Keyspace {
     pub name: String,
     pub map: KeyspaceMap,
+    /// The key whose owner was looked up last: a row's is asked for where it is routed and where it is written.
+    pub last: RefCell<(Vec<u8>, Option<ShardNumber>)>,
 }
 
 /// A table that the user sees whole and the shards hold in parts.

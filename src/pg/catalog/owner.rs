@@ -20,7 +20,15 @@ impl From<RouteError> for Refusal {
 impl Keyspace {
     /// The shard that owns `canonical`; raises the core's refusal if none does.
     pub fn owner(&self, canonical: &[u8]) -> ShardNumber {
-        self.map.owner(canonical).unwrap_or_else(|error| Refusal::from(error).raise())
+        let (key, owner) = &mut *self.last.borrow_mut();
+        if let Some(owner) = owner.filter(|_| key == canonical) {
+            return owner;
+        }
+        let found = self.map.owner(canonical).unwrap_or_else(|error| Refusal::from(error).raise());
+        key.clear();
+        key.extend_from_slice(canonical);
+        *owner = Some(found);
+        found
     }
 
     /// The shard on which rows with the key `canonical` are to be found; `None` if no row can have that key, which is
