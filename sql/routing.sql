@@ -15,6 +15,11 @@ REVOKE ALL ON FUNCTION shardmap.fdw_validator(text[], oid) FROM PUBLIC;
 CREATE FOREIGN DATA WRAPPER shardmap_fdw HANDLER shardmap.fdw_handler VALIDATOR shardmap.fdw_validator;
 COMMENT ON FOREIGN DATA WRAPPER shardmap_fdw IS 'shards of pg_shardmap: one foreign server each, under the shard''s name';
 
+CREATE FUNCTION shardmap.keep_here(condition boolean) RETURNS boolean
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'shardmap_keep_here';
+COMMENT ON FUNCTION shardmap.keep_here(boolean) IS
+    'the condition itself; stands in plans around conditions that must not be evaluated on a shard before row security is';
+
 CREATE FUNCTION @extschema@.shard_for(key text, keyspace text DEFAULT 'main') RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'shardmap_shard_for_text';
 COMMENT ON FUNCTION @extschema@.shard_for(text, text) IS

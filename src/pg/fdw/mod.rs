@@ -21,6 +21,7 @@ mod private;
 mod probe;
 mod rows;
 pub mod scan;
+mod security;
 pub mod shard;
 mod side_by_side;
 pub mod tuples;

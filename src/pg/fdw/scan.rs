@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 use shardmap_core::route::Step;
 
-use super::{call_original, note};
+use super::{call_original, note, security};
 use crate::pg::error::Refusal;
 use crate::pg::query::tree::{items, tag, walk_expression};
 use crate::pg::{catalog, flag};
@@ -31,6 +31,7 @@ pub unsafe extern "C-unwind" fn get_foreign_rel_size(
         .hint("Run it again; and add pg_shardmap to shared_preload_libraries or session_preload_libraries.")
         .raise()
     }
+    security::keep_leaky_conditions(baserel);
     call_original!(GetForeignRelSize(root, baserel, relid));
 }
 
@@ -79,7 +80,8 @@ pub unsafe extern "C-unwind" fn get_foreign_join_paths(
     kind: pg_sys::JoinType::Type,
     extra: *mut pg_sys::JoinPathExtraData,
 ) {
-    if kind != pg_sys::JoinType::JOIN_SEMI {
+    // Under row security a join's conditions must not see rows before the policies do.
+    if kind != pg_sys::JoinType::JOIN_SEMI && (*root).qual_security_level == 0 {
         call_original!(GetForeignJoinPaths(root, joined, outer, inner, kind, extra));
     }
 }
