@@ -65,6 +65,7 @@ unsafe extern "C-unwind" fn plan(
         return hand_on(query, sql, options, params);
     };
     refuse_empty_copy(&catalog, query, sql);
+    take_whole(&catalog, query);
     let inlined = inline(query, params);
     let finish = |planned| {
         inlined.iter().for_each(|inlined| inlined.note_in(planned));
@@ -100,6 +101,24 @@ unsafe extern "C-unwind" fn plan(
         barrier::put(planned);
     }
     finish(planned)
+}
+
+/// Takes ONLY for nothing: a logical table is to its users a table like any other, whose rows are its own.
+unsafe fn take_whole(catalog: &catalog::Catalog, query: *mut pg_sys::Query) {
+    let target = match (*query).commandType {
+        pg_sys::CmdType::CMD_INSERT => (*query).resultRelation as usize,
+        _ => 0,
+    };
+    for (at, entry) in items::<pg_sys::RangeTblEntry>((*query).rtable).enumerate() {
+        if (*entry).rtekind == pg_sys::RTEKind::RTE_RELATION
+            && at + 1 != target
+            && (*entry).relkind as u8 == pg_sys::RELKIND_PARTITIONED_TABLE
+            && catalog.table((*entry).relid).is_some()
+        {
+            (*entry).inh = true;
+        }
+    }
+    subqueries(query).into_iter().for_each(|inner| take_whole(catalog, inner));
 }
 
 unsafe fn hand_on(
@@ -218,7 +237,12 @@ unsafe fn route(reading: &Reading, reaches: Vec<Option<Reach>>, obstacle: whole:
         obstacle.clone_into(&mut note.reason);
     }
     reading.late.iter().for_each(|conjunct| send_as_value(conjunct));
-    Planned { note, late: all_late, prunes_late, side_by_side: !reading.level.nests_subqueries() }
+    // Rows are locked shard by shard, always in the same order, lest two statements wait for each other.
+    let locks = reading.tables.iter().any(|reference| {
+        let query = reference.query;
+        !(*query).rowMarks.is_null() || (*query).commandType != pg_sys::CmdType::CMD_SELECT
+    });
+    Planned { note, late: all_late, prunes_late, side_by_side: !locks && !reading.level.nests_subqueries() }
 }
 
 /// Why the shards of `late`'s keys are not one.

@@ -14,13 +14,25 @@ pub struct Carried {
     date_order: i32,
     interval_style: i32,
     float_digits: i32,
+    lock_timeout: i32,
+    array_nulls: bool,
+    quotes_all: bool,
     /// Addresses of values that Postgres keeps for the life of the process.
     time_zone: usize,
     bytea_output: usize,
 }
 
 /// Their names.
-const NAMES: [&str; 5] = ["TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output"];
+const NAMES: [&str; 8] = [
+    "TimeZone",
+    "DateStyle",
+    "IntervalStyle",
+    "extra_float_digits",
+    "bytea_output",
+    "lock_timeout",
+    "array_nulls",
+    "quote_all_identifiers",
+];
 
 /// What a statement needs of the settings of its session on the shard.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,16 +49,23 @@ impl Carried {
     pub fn missing(needs: Needs, known: Option<Self>) -> Option<Self> {
         let ours = Self::current();
         match (needs, known) {
-            (Needs::Nothing, _) => None,
+            (Needs::Nothing | Needs::Plain, Some(known)) if known.lock_timeout != ours.lock_timeout => {
+                Some(ours.plain())
+            }
+            (Needs::Nothing, Some(_)) => None,
             (Needs::Ours, Some(known)) if known == ours => None,
             (Needs::Plain, Some(known)) if known.is_plain() => None,
             (Needs::Ours, _) => Some(ours),
-            (Needs::Plain, _) => Some(Self {
-                date_style: pg_sys::USE_ISO_DATES as i32,
-                interval_style: pg_sys::INTSTYLE_POSTGRES as i32,
-                float_digits: 3,
-                ..ours
-            }),
+            (Needs::Nothing | Needs::Plain, _) => Some(ours.plain()),
+        }
+    }
+
+    fn plain(self) -> Self {
+        Self {
+            date_style: pg_sys::USE_ISO_DATES as i32,
+            interval_style: pg_sys::INTSTYLE_POSTGRES as i32,
+            float_digits: 3,
+            ..self
         }
     }
 
@@ -65,6 +84,9 @@ impl Carried {
                 date_order: pg_sys::DateOrder,
                 interval_style: pg_sys::IntervalStyle,
                 float_digits: pg_sys::extra_float_digits,
+                lock_timeout: pg_sys::LockTimeout,
+                array_nulls: pg_sys::Array_nulls,
+                quotes_all: pg_sys::quote_all_identifiers,
                 time_zone: pg_sys::session_timezone as usize,
                 bytea_output: pg_sys::GetConfigOption(c"bytea_output".as_ptr(), true, false) as usize,
             }

@@ -174,6 +174,16 @@ unsafe fn level(catalog: &Catalog, query: *mut pg_sys::Query) -> Result<(), Obst
     for entry in items::<pg_sys::RangeTblEntry>((*query).rtable) {
         self::entry(catalog, entry)?;
     }
+    // Rewriting has sorted the targets, so that they no longer stand as the columns of a SELECT do.
+    if (*query).commandType == pg_sys::CmdType::CMD_INSERT && inserts_select(query) {
+        return Err(SHAPE);
+    }
+    // Their columns would be written out a second time.
+    if items::<pg_sys::CommonTableExpr>((*query).cteList)
+        .any(|cte| !(*cte).search_clause.is_null() || !(*cte).cycle_clause.is_null())
+    {
+        return Err(SHAPE);
+    }
     if writes {
         target(catalog, query)?;
     }
@@ -181,6 +191,15 @@ unsafe fn level(catalog: &Catalog, query: *mut pg_sys::Query) -> Result<(), Obst
         return Err(WHOLE_ROW);
     }
     subqueries(query).into_iter().try_for_each(|inner| level(catalog, inner))
+}
+
+/// Whether the rows of an INSERT come from a SELECT.
+unsafe fn inserts_select(query: *mut pg_sys::Query) -> bool {
+    items::<pg_sys::Node>((*(*query).jointree).fromlist).any(|item| {
+        cast::<pg_sys::RangeTblRef>(item, pg_sys::NodeTag::T_RangeTblRef)
+            .and_then(|item| rte(query, (*item).rtindex as u32))
+            .is_none_or(|entry| (*entry).rtekind != pg_sys::RTEKind::RTE_VALUES)
+    })
 }
 
 unsafe fn entry(catalog: &Catalog, entry: *mut pg_sys::RangeTblEntry) -> Result<(), Obstacle> {
@@ -195,6 +214,8 @@ unsafe fn entry(catalog: &Catalog, entry: *mut pg_sys::RangeTblEntry) -> Result<
             None if (*entry).relkind as u8 == pg_sys::RELKIND_VIEW => Ok(()),
             None => Err(OTHER_TABLES),
         },
+        // A function's body, put in its place, has lost the names of the function's columns.
+        pg_sys::RTEKind::RTE_SUBQUERY if !(*entry).functions.is_null() => Err(SHAPE),
         pg_sys::RTEKind::RTE_SUBQUERY
         | pg_sys::RTEKind::RTE_JOIN
         | pg_sys::RTEKind::RTE_VALUES
