@@ -26,4 +26,5 @@ pub mod range;
 pub mod ring;
 pub mod route;
 pub mod statistics;
+pub mod two_phase;
 mod validate;
