@@ -1,13 +1,15 @@
 """What reached the shards: statements in the logs of their servers, which must have log_statement = all.
 
 A server logs a statement when it begins, so that all of a call's statements are in the log when the call has its answer.
-But for COMMIT of a transaction that only read: nobody waits for it, so no COMMIT is counted.
+But for COMMIT of a transaction that only read: nobody waits for it, so no COMMIT is counted, nor what else belongs to
+commits: PREPARE TRANSACTION, COMMIT PREPARED, and the looks of the resolver, which come when they like.
 Next: cluster.py.
 """
 
 import contextlib
 import re
 
+OF_COMMITS = re.compile(r"(COMMIT|PREPARE TRANSACTION|ROLLBACK PREPARED)\b|.*\bpg_prepared_xacts\b", re.S)
 LOGGED = re.compile(r"^\S+ \S+ \S+ \[\d+\] .*? (?P<database>\S+) LOG:  (?:statement|execute [^:]*): (?P<sql>.*)$")
 
 
@@ -30,7 +32,7 @@ class ShardLog:
                 # A statement of several lines goes on after a tab.
                 for line in log.read().replace("\n\t", " ").splitlines():
                     match = LOGGED.match(line)
-                    if match and match["database"] in self.numbers and match["sql"] != "COMMIT":
+                    if match and match["database"] in self.numbers and not OF_COMMITS.match(match["sql"]):
                         found.setdefault(self.numbers[match["database"]], []).append(match["sql"])
         return result, found
 

@@ -15,6 +15,7 @@ mod planner;
 mod query;
 mod raw;
 pub mod remote;
+mod resolver;
 mod router;
 mod savepoint;
 pub mod settings;
@@ -28,6 +29,7 @@ pub fn init() {
     catalog::init();
     stats::init();
     remote::init();
+    resolver::init();
     settings::init();
     router::init();
     planner::init();

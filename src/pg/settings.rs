@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_void, CStr, CString};
 use pgrx::prelude::*;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use shardmap_core::fingerprint::fingerprints;
+use shardmap_core::two_phase::Policy;
 
 /// What happens to a statement that has to ask every shard. Ordered: the later is the stricter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, PostgresGucEnum)]
@@ -82,8 +83,67 @@ unsafe extern "C-unwind" fn check_fingerprints(
 /// How many statements each connection to a shard keeps prepared there.
 pub static MAX_PREPARED: GucSetting<i32> = GucSetting::<i32>::new(256);
 
+/// How a transaction commits that one shard alone cannot make atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum MultiShardCommit {
+    #[name = c"two_phase"]
+    TwoPhase,
+    #[name = c"refuse"]
+    Refuse,
+    #[name = c"one_phase"]
+    OnePhase,
+}
+
+impl From<MultiShardCommit> for Policy {
+    fn from(setting: MultiShardCommit) -> Self {
+        match setting {
+            MultiShardCommit::TwoPhase => Self::TwoPhase,
+            MultiShardCommit::Refuse => Self::Refuse,
+            MultiShardCommit::OnePhase => Self::OnePhase,
+        }
+    }
+}
+
+pub static MULTI_SHARD_COMMIT: GucSetting<MultiShardCommit> =
+    GucSetting::<MultiShardCommit>::new(MultiShardCommit::TwoPhase);
+/// Where a commit is to break, for tests.
+pub static CRASH_POINT: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
+/// Seconds between two looks for transactions that were left prepared.
+pub static RESOLVE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(10);
+
+fn init_commit() {
+    GucRegistry::define_enum_guc(
+        c"shardmap.multi_shard_commit",
+        c"Says how a transaction commits that wrote to several shards, or to a shard and here.",
+        c"two_phase: all or nothing, whatever fails; shards need max_prepared_transactions. refuse: not at all. \
+          one_phase: one after the other; a failure in between leaves some committed.",
+        &MULTI_SHARD_COMMIT,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.resolve_interval",
+        c"Sets the time between two looks for transactions that a failure left prepared on shards.",
+        c"0 looks only when shardmap.resolve_transactions() is called.",
+        &RESOLVE_INTERVAL,
+        0,
+        3600,
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_string_guc(
+        c"shardmap.crash_point",
+        c"Kills the session at a named step of a commit, for tests of what follows.",
+        c"See src/pg/remote/crash.rs for the names.",
+        &CRASH_POINT,
+        GucContext::Suset,
+        GucFlags::NO_SHOW_ALL,
+    );
+}
+
 /// Defines the settings. Once per process.
 pub fn init() {
+    init_commit();
     GucRegistry::define_bool_guc(
         c"shardmap.enable_routing",
         c"Plans a statement that names one shard's key directly on that shard.",

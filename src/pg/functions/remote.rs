@@ -10,6 +10,8 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::Datum;
 use pgrx::{Array, FromDatum, PgSqlErrorCode};
 
+use crate::pg::encoding;
+use crate::pg::remote::resolve::look_around;
 use crate::pg::remote::{copy_rows, guard, run_everywhere, Connection, Failure, Result};
 
 /// The arguments of a strict function, none of which is NULL, and the place for its rows.
@@ -211,6 +213,36 @@ sql_function! {
         let counts = copy_rows(source, user(), (&schema, &table), (&key, &keyspace), &call.names(5)?)?;
         for (shard, count) in counts {
             rows.put(|| vec![Some(text(shard.as_bytes())), Some(Datum::from(count))]);
+        }
+        Ok(Datum::from(0))
+    }
+}
+
+sql_function! {
+    /// `_prepared_transactions(resolve)`: what is prepared on the shards, and finished now if `resolve`.
+    prepared_transactions_wrapper, pg_finfo_prepared_transactions_wrapper,
+    |call| {
+        let rows = call.rows();
+        for shard in look_around(call.flag(0))? {
+            let name = || Some(text(&encoding::server(&shard.name)));
+            let words = |words: &str| Some(text(&encoding::server(words)));
+            match &shard.parts {
+                Ok(parts) => {
+                    for part in parts {
+                        rows.put(|| {
+                            let number = words(&part.id.whole.transaction.to_string());
+                            let (id, owner) = (words(&part.id.to_string()), words(&part.owner));
+                            let (at, decision) = (words(&part.prepared_at), words(part.decision.as_str()));
+                            let error = part.error.as_deref().and_then(words);
+                            vec![name(), id, number, owner, at, decision, Some(Datum::from(part.done)), error]
+                        });
+                    }
+                }
+                Err(failure) => rows.put(|| {
+                    let error = words(&encoding::message(failure.to_text()));
+                    vec![name(), None, None, None, None, None, Some(Datum::from(false)), error]
+                }),
+            }
         }
         Ok(Datum::from(0))
     }

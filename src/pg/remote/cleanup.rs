@@ -38,10 +38,16 @@ impl Link {
 
     /// Sends a command that cannot fail in the middle of a transaction that goes on, without waiting for its outcome.
     pub fn send_owed(&self, sql: &[u8]) -> Result<()> {
+        self.send_alone(sql)?;
+        self.owing.set(true);
+        Ok(())
+    }
+
+    /// Sends a statement. The caller reads its answer by [`Link::finish`], or the abort of the transaction does.
+    pub fn send_alone(&self, sql: &[u8]) -> Result<()> {
         let mut batch = Batch::default();
         batch.query(sql);
         self.begin(&batch)?.hand_over();
-        self.owing.set(true);
         Ok(())
     }
 
@@ -57,11 +63,12 @@ impl Link {
         Ok(())
     }
 
-    /// Reads the outcome of clean-up commands if it comes before `deadline`. An error closes the link.
-    pub fn settle_quietly(&self, deadline: Instant) {
+    /// Reads the outcome of clean-up commands if it comes before `deadline`. An error closes the link. `false`: not yet.
+    pub fn settle_quietly(&self, deadline: Instant) -> bool {
         if self.owing.get() && self.read_quietly(deadline, true) {
             self.owing.set(false);
         }
+        !self.owing.get()
     }
 
     /// Lets a portal of an outer level than `level` keep the rows that are on their way: they are wanted after the

@@ -241,6 +241,16 @@ pub unsafe fn guard<T: Copy>(body: impl FnOnce() -> Result<T>) -> T {
     }
 }
 
+/// Warns the client. Raises no error.
+pub fn warn(failure: Failure) {
+    let told = std::panic::catch_unwind(|| {
+        let report = Report::from(failure);
+        // SAFETY: below ERROR; should Postgres raise one nevertheless, the boundary turns it into a panic, caught here.
+        unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| ereport(PgLogLevel::WARNING, &report)) }
+    });
+    drop(told);
+}
+
 /// Passes a shard's notices on to the client.
 pub fn pass_on(shard: &str, notices: Vec<Notice>) {
     for notice in notices {

@@ -296,12 +296,11 @@ impl Link {
         match patience.check() {
             Ok(false) => {}
             Ok(true) => self.conn().start_cancel().wait(CANCEL_LIMIT),
-            Err(()) => return Err(self.lost("The shard did not answer in time after the statement was cancelled.")),
+            Err(()) => return Err(self.lost("The shard did not answer in time.")),
         }
-        if self.wire.wait(interest, patience.limit()) == Woken::Latch {
-            if let Patience::Interruptible = patience {
-                pgrx::check_for_interrupts!();
-            }
+        let woken = self.wire.wait(interest, patience.limit());
+        if woken == Woken::Latch && !matches!(patience, Patience::Commit { .. }) {
+            pgrx::check_for_interrupts!();
         }
         Ok(())
     }

@@ -7,13 +7,16 @@
 //!
 //! From the bottom up: [`libpq`] (the only one with C's view of it), `wait`, [`failure`] (errors as values, and
 //! [`guard`]), `target` (server and mapping as options), `dial` and `link` (one connection), `portal` and `stream` (what is
-//! on it: rows that come, rows that go), `transaction` (BEGIN to COMMIT), `pool` (which connection), `copy` and `source`
-//! (a table's rows to their shards), `scatter` (one statement on many shards, each in a session of its own), `json`. The SQL functions are in `functions::remote`.
+//! on it: rows that come, rows that go), `transaction` (BEGIN to COMMIT), `commit`, `two_phase`, `resolve` (of several
+//! shards), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `scatter` (one statement on
+//! many shards, each in a session of its own), `json`. The SQL functions are in `functions::remote`.
 
 mod answer;
 pub mod carried;
 mod cleanup;
+mod commit;
 mod copy;
+mod crash;
 mod dial;
 pub mod failure;
 mod json;
@@ -23,11 +26,14 @@ pub mod occupant;
 mod pool;
 pub mod portal;
 pub mod prepared;
+mod record;
+pub mod resolve;
 mod scatter;
 mod source;
 pub mod stream;
 mod target;
 pub mod transaction;
+mod two_phase;
 pub mod wait;
 pub mod wire;
 

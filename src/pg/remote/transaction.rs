@@ -4,8 +4,7 @@
 //! back every shard; the work of a savepoint that is rolled back here is rolled back there, or the transaction can no
 //! longer be committed; a transaction never goes on over a second connection after it has lost its first. Callbacks at
 //! abort never raise an error: what they cannot do, they do by closing the connection.
-//! Refuses PREPARE TRANSACTION. Several shards are committed one after the other, each in one phase: if one fails after
-//! another has committed, the error says which.
+//! Refuses PREPARE TRANSACTION. Read next: `commit`, `two_phase`.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -19,13 +18,12 @@ use super::failure::{guard, Failure, Result};
 use super::libpq::cancel_running;
 use super::link::Link;
 use super::pool;
-use super::wait::{forget_cancel, Patience};
+use super::wait::forget_cancel;
 use super::wire::decode::Status;
+use super::{commit, two_phase};
 
 /// How long the abort of a transaction waits for the shards to say that they have rolled back. They do so in any case.
 const ROLLBACK_LIMIT: Duration = Duration::from_millis(500);
-/// How long a COMMIT goes on after a cancel before its outcome is given up as unknown.
-const COMMIT_GRACE: Duration = Duration::from_secs(10);
 
 /// How the shard's transaction stands to ours.
 #[derive(Default)]
@@ -199,6 +197,8 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
                 )
                 .hint("Use COMMIT."));
             }
+            // Neither of the two may fail.
+            pg_sys::XactEvent::XACT_EVENT_COMMIT => committed(),
             pg_sys::XactEvent::XACT_EVENT_ABORT => abort(),
             _ => {}
         }
@@ -206,7 +206,7 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
     })
 }
 
-/// Commits on every shard, one after the other.
+/// Commits on the shards, or brings them to where nothing but the local commit decides.
 fn commit() -> Result<()> {
     let links = pool::taking_part();
     if let Some(gone) = links.iter().find(|link| !link.is_open()) {
@@ -214,74 +214,23 @@ fn commit() -> Result<()> {
     }
     // What a savepoint's clean-up left unread, or a cursor, is read while a cancel can still roll everything back.
     links.iter().try_for_each(|link| link.make_ready())?;
-    let mut committed: Vec<&str> = Vec::new();
-    for (at, link) in links.iter().enumerate() {
-        let outcome = commit_one(link);
-        if let Err(failure) = outcome {
-            let open = links[at + 1..].iter().map(|link| link.target.server.as_str()).collect::<Vec<_>>();
-            return Err(if committed.is_empty() { failure } else { partly(failure, &committed, link, &open) });
-        }
-        leave(link);
-        committed.push(&link.target.server);
+    if !commit::run(&links)? {
+        return Ok(());
     }
     TAKING_PART.set(false);
     // A cancel comes too late now: it must not roll back here what the shards have committed.
     forget_cancel();
-    for link in &links {
-        link.tell_notices();
-    }
+    links.iter().for_each(|link| link.tell_notices());
     Ok(())
 }
 
-fn commit_one(link: &Link) -> Result<()> {
-    let server = &link.target.server;
-    if !link.remote.wrote.get() && !is_serializable() {
-        return link.send_owed(b"COMMIT");
+/// The local transaction has committed.
+fn committed() {
+    if TAKING_PART.replace(false) {
+        two_phase::commit_prepared();
+        pool::taking_part().iter().for_each(|link| commit::end(link));
+        pool::forget_closed();
     }
-    match link.run(b"COMMIT", &mut Patience::commit(COMMIT_GRACE)) {
-        Ok(answer) if answer.tag == "COMMIT" => Ok(()),
-        // The shard's transaction had failed: COMMIT is taken as ROLLBACK.
-        Ok(_) => Err(Failure::new(
-            PgSqlErrorCode::ERRCODE_IN_FAILED_SQL_TRANSACTION,
-            format!("shard \"{server}\" has rolled the transaction back after an error in it"),
-        )
-        .hint("Repeat the transaction.")
-        .at_shard(server)),
-        Err(failure) if link.is_open() => Err(failure),
-        Err(failure) => {
-            let message =
-                format!("connection to shard \"{server}\" was lost during COMMIT, whose outcome there is unknown");
-            Err(Failure::new(PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN, message)
-                .detail(failure.detail.unwrap_or_default())
-                .hint(
-                    "The transaction may be committed on the shard; it is rolled back here. Look before repeating it.",
-                )
-                .at_shard(server))
-        }
-    }
-}
-
-/// Whether even a transaction that only reads may fail to commit.
-fn is_serializable() -> bool {
-    // SAFETY: reads a variable of the transaction.
-    unsafe { pg_sys::XactIsoLevel as u32 == pg_sys::XACT_SERIALIZABLE }
-}
-
-/// The failure of one shard after others have committed.
-fn partly(failure: Failure, committed: &[&str], failed: &Link, open: &[&str]) -> Failure {
-    let list = |names: &[&str]| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
-    let failed = &failed.target.server;
-    let mut detail = format!("Committed: {}. Failed: \"{failed}\": {}", list(committed), failure.to_text());
-    if !open.is_empty() {
-        detail.push_str(&format!("\nRolled back: {}.", list(open)));
-    }
-    Failure::new(
-        PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN,
-        format!("transaction was committed on some shards, and failed on shard \"{failed}\""),
-    )
-    .detail(detail)
-    .hint("Undo or repeat by hand what differs between these shards. It is rolled back on the coordinator.")
-    .at_shard(failed)
 }
 
 /// Rolls back on every shard. All are told before the first is waited for.
@@ -295,9 +244,10 @@ fn abort() {
         return;
     }
     let deadline = Instant::now() + ROLLBACK_LIMIT;
-    let links = pool::taking_part();
-    for link in &links {
-        roll_back(link, deadline);
+    let mut links = two_phase::roll_back_prepared(deadline);
+    for link in pool::taking_part() {
+        roll_back(&link, deadline);
+        links.push(link);
     }
     for link in &links {
         link.settle_quietly(deadline);

@@ -141,6 +141,8 @@ pub enum Patience {
     Interruptible,
     /// A commit is under way, and its outcome is worth waiting for: the wait goes on for this long after the cancel.
     Commit { grace: Duration, since: Option<Instant>, told: Option<Instant> },
+    /// At once, and the wait ends then at the latest.
+    Until(Instant),
 }
 
 impl Patience {
@@ -154,6 +156,10 @@ impl Patience {
             Self::Interruptible => {
                 pgrx::check_for_interrupts!();
                 Ok(false)
+            }
+            Self::Until(deadline) => {
+                pgrx::check_for_interrupts!();
+                (Instant::now() < *deadline).then_some(false).ok_or(())
             }
             Self::Commit { grace, since: Some(since), .. } if since.elapsed() >= *grace => Err(()),
             Self::Commit { since, told, .. } if interrupted() && told.is_none_or(|told| told.elapsed() >= AGAIN) => {
@@ -169,6 +175,7 @@ impl Patience {
     pub fn limit(&self) -> Option<Duration> {
         match self {
             Self::Commit { grace, since: Some(since), .. } => Some(grace.saturating_sub(since.elapsed()).min(AGAIN)),
+            Self::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
             _ => None,
         }
     }

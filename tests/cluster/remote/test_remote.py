@@ -141,7 +141,8 @@ def test_commit_that_fails_on_a_shard(place, conn):
         execute(conn, "INSERT INTO public.d VALUES (1)", "shard-1")
         execute(conn, "INSERT INTO public.t VALUES (1)", "shard-0")
     assert keys(place, 0) == []
-    # The second fails: the error says who has committed.
+    # In one phase, where the second fails, the error says who has committed.
+    conn.execute("SET shardmap.multi_shard_commit = one_phase")
     with pytest.raises(errors.TransactionResolutionUnknown) as caught, conn.transaction():
         execute(conn, "INSERT INTO public.t VALUES (1)", "shard-0")
         execute(conn, "INSERT INTO public.d VALUES (1)", "shard-1")
@@ -152,7 +153,8 @@ def test_commit_that_fails_on_a_shard(place, conn):
 
 
 def test_cancel_during_commit(place, conn):
-    """The shard's COMMIT is cancelled there, and its outcome is waited for."""
+    """The shard's COMMIT in one phase is cancelled there, and its outcome is waited for."""
+    conn.execute("SET shardmap.multi_shard_commit = one_phase")
     with place.shard(1) as shard:
         shard.execute("DROP TABLE IF EXISTS public.d; DROP FUNCTION IF EXISTS public.no()")
         shard.execute(DEFERRED.replace("RAISE EXCEPTION ''not here''", "PERFORM pg_catalog.pg_sleep(60)"))
