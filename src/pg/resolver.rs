@@ -19,6 +19,7 @@ use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
 
 use super::catalog::scan;
+use super::encoding;
 use super::remote::resolve;
 use super::settings::RESOLVE_INTERVAL;
 
@@ -26,8 +27,6 @@ const NAME: &std::ffi::CStr = c"pg_shardmap_resolver";
 /// Postgres' microseconds.
 const RECENT: i64 = 60_000_000;
 const SWEEP: Duration = Duration::from_secs(300);
-/// Between two rounds, whoever calls.
-const PAUSE: Duration = Duration::from_secs(1);
 /// Databases that are kept apart; more share one entry.
 const DATABASES: usize = 64;
 
@@ -194,9 +193,9 @@ pub unsafe extern "C-unwind" fn shardmap_launcher_main(_argument: pg_sys::Datum)
             if sweeps {
                 swept = Some(begin);
             }
-            rest(PAUSE, false);
         }
         rest(interval().unwrap_or(SWEEP), true);
+        rest(resolve::YOUNG, false);
     }
 }
 
@@ -287,7 +286,7 @@ pub unsafe extern "C-unwind" fn shardmap_resolver_main(database: pg_sys::Datum) 
             pg_sys::BackendState::STATE_RUNNING,
             c"looking for prepared transactions".as_ptr(),
         );
-        if let Ok(shards) = resolve::look_around(true) {
+        if let Ok(shards) = resolve::look_around(Some(resolve::YOUNG)) {
             tell(&shards);
             if !resolve::is_clean(&shards) {
                 note_commit();
@@ -299,13 +298,16 @@ pub unsafe extern "C-unwind" fn shardmap_resolver_main(database: pg_sys::Datum) 
 
 fn tell(shards: &[resolve::Shard]) {
     for shard in shards {
+        let name = encoding::message(shard.name.clone());
         match &shard.parts {
             Ok(parts) => {
                 for part in parts.iter().filter(|part| part.done) {
-                    log!("prepared transaction {} on shard \"{}\": {}", part.id, shard.name, part.decision.as_str());
+                    log!("prepared transaction {} on shard \"{}\": {}", part.id, name, part.decision.as_str());
                 }
             }
-            Err(failure) => debug1!("shard \"{}\" not looked at: {}", shard.name, failure.to_text()),
+            Err(failure) => {
+                debug1!("shard \"{name}\" not looked at: {}", encoding::message(failure.to_text()));
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 //! who may call them.
 
 use std::ffi::{CStr, CString};
+use std::time::Duration;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::Datum;
@@ -223,7 +224,7 @@ sql_function! {
     prepared_transactions_wrapper, pg_finfo_prepared_transactions_wrapper,
     |call| {
         let rows = call.rows();
-        for shard in look_around(call.flag(0))? {
+        for shard in look_around(call.flag(0).then_some(Duration::ZERO))? {
             let name = || Some(text(&encoding::server(&shard.name)));
             let words = |words: &str| Some(text(&encoding::server(words)));
             match &shard.parts {

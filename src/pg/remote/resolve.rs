@@ -26,6 +26,8 @@ const LOOK: &str = "SELECT p.gid, p.owner, to_char(p.prepared AT TIME ZONE 'UTC'
     FROM pg_prepared_xacts p WHERE p.database = current_database() AND starts_with(p.gid, 'shardmap_') ORDER BY p.prepared";
 /// How long one statement may take on a shard.
 const STATEMENT_LIMIT: Duration = Duration::from_secs(10);
+/// A worker leaves alone what is younger: its session is about to finish it.
+pub const YOUNG: Duration = Duration::from_secs(1);
 /// After so many users who could not connect, the shard is taken to be down.
 const MOST_FAILURES: usize = 3;
 
@@ -38,6 +40,7 @@ pub struct Part {
     pub decision: Decision,
     /// The current user of the shard may finish it.
     mine: bool,
+    age: Duration,
     /// It was finished just now.
     pub done: bool,
     /// Why it could not be.
@@ -56,12 +59,12 @@ pub fn is_installed() -> bool {
     record::table().is_some()
 }
 
-/// Looks at every shard. `act`: finishes what is decided, and forgets what is finished.
+/// Looks at every shard. `act`: finishes what is decided and at least so old, and forgets what is finished.
 ///
 /// # Errors
 /// 25006: to act is not for a standby.
-pub fn look_around(act: bool) -> Result<Vec<Shard>> {
-    if act && is_standby() {
+pub fn look_around(act: Option<Duration>) -> Result<Vec<Shard>> {
+    if act.is_some() && is_standby() {
         return Err(Failure::new(
             PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION,
             "cannot finish prepared transactions during recovery",
@@ -76,7 +79,7 @@ pub fn look_around(act: bool) -> Result<Vec<Shard>> {
         Shard { server, name, parts }
     };
     let shards: Vec<_> = servers().into_iter().map(shard).collect();
-    if act {
+    if act.is_some() {
         let finished: Vec<_> = records.into_iter().filter(|record| is_finished(record, &shards)).collect();
         if !finished.is_empty() {
             record::forget(finished.into_iter().map(|record| record.id).collect());
@@ -127,7 +130,7 @@ fn mappings() -> Vec<(pg_sys::Oid, pg_sys::Oid)> {
 }
 
 /// Looks at one shard, as the current user, then as the others until nothing is left that one of them may finish.
-fn look_at(server: &str, users: &[pg_sys::Oid], act: bool) -> Result<Vec<Part>> {
+fn look_at(server: &str, users: &[pg_sys::Oid], act: Option<Duration>) -> Result<Vec<Part>> {
     // SAFETY: reads a variable of the session.
     let own = unsafe { pg_sys::GetUserId() };
     let others = users.iter().copied().filter(|user| *user != own);
@@ -139,7 +142,7 @@ fn look_at(server: &str, users: &[pg_sys::Oid], act: bool) -> Result<Vec<Part>> 
         }
         let unable = SqlState::from(PgSqlErrorCode::ERRCODE_SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION);
         let is_down = failures.iter().filter(|failure| failure.code == unable).count() >= MOST_FAILURES;
-        let is_over = seen.as_ref().is_some_and(|parts: &Vec<Part>| !act || !parts.iter().any(Part::is_open));
+        let is_over = seen.as_ref().is_some_and(|parts: &Vec<Part>| !parts.iter().any(|part| part.is_due(act)));
         if is_over || is_down {
             break;
         }
@@ -152,9 +155,10 @@ fn look_at(server: &str, users: &[pg_sys::Oid], act: bool) -> Result<Vec<Part>> 
 }
 
 impl Part {
-    /// Decided, and not done.
-    fn is_open(&self) -> bool {
-        !self.done && matches!(self.decision, Decision::Commit | Decision::RollBack)
+    /// To be finished now.
+    fn is_due(&self, act: Option<Duration>) -> bool {
+        let is_decided = matches!(self.decision, Decision::Commit | Decision::RollBack);
+        is_decided && !self.done && act.is_some_and(|least| self.age >= least)
     }
 
     fn finish(&mut self, connection: &Connection) {
@@ -173,10 +177,10 @@ fn merge(earlier: Option<Vec<Part>>, mut now: Vec<Part>) -> Vec<Part> {
     all
 }
 
-fn look_as(server: &str, user: pg_sys::Oid, act: bool) -> Result<Vec<Part>> {
+fn look_as(server: &str, user: pg_sys::Oid, act: Option<Duration>) -> Result<Vec<Part>> {
     let connection = Connection::open(server, user, false)?;
     let mut parts = look(&connection)?;
-    for part in parts.iter_mut().filter(|part| act && part.is_open()) {
+    for part in parts.iter_mut().filter(|part| part.is_due(act)) {
         if part.mine {
             part.finish(&connection);
         } else {
@@ -215,6 +219,7 @@ fn look(connection: &Connection) -> Result<Vec<Part>> {
             prepared_at: column(2),
             decision: decide(evidence),
             mine: column(3) == "t",
+            age: evidence.age,
             done: false,
             error: None,
         }
