@@ -368,7 +368,8 @@ unsafe fn unsupported(reading: &Reading) -> Option<Refusal> {
                 format!("ON CONFLICT with a conflict target or DO UPDATE is not supported on table {table}"),
             );
             return Some(refusal.detail("Its rows are unique on their shards, not here.").hint(
-                "Use ON CONFLICT DO NOTHING without a target, or UPDATE the row first and INSERT it if there is none.",
+                "Insert the rows of each shard by a statement of their own, from VALUES: it runs there as a whole. Or use ON \
+                 CONFLICT DO NOTHING without a target.",
             ));
         }
         (reference.usage == Usage::Merge).then(|| {
