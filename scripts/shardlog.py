@@ -9,7 +9,7 @@ Next: cluster.py.
 import contextlib
 import re
 
-OF_COMMITS = re.compile(r"(COMMIT|PREPARE TRANSACTION|ROLLBACK PREPARED)\b|.*\bpg_prepared_xacts\b", re.S)
+OF_COMMITS = re.compile(r"(COMMIT|PREPARE TRANSACTION|ROLLBACK PREPARED)\b|.*\bpg_(prepared_xacts|current_xact_id_if_assigned)\b", re.S)
 LOGGED = re.compile(r"^\S+ \S+ \S+ \[\d+\] .*? (?P<database>\S+) LOG:  (?:statement|execute [^:]*): (?P<sql>.*)$")
 
 

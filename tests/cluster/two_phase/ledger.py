@@ -81,6 +81,16 @@ class Ledger:
         wait_until(answers, seconds, self.coordinator.log_tail)
 
     @contextlib.contextmanager
+    def crashing(self):
+        """A session is killed in here; after it the coordinator has noticed, and is up again."""
+        def starts():
+            return self.coordinator.log.read_text(errors="replace").count("is ready to accept connections")
+        before = starts()
+        yield
+        wait_until(lambda: starts() > before, 30, self.coordinator.log_tail)
+        self.wait_for_coordinator()
+
+    @contextlib.contextmanager
     def configured(self, **settings):
         """The coordinator has these settings meanwhile."""
         names = {name: name.replace("__", ".") for name in settings}

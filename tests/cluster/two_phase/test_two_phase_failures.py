@@ -48,11 +48,10 @@ def test_killed_at_every_step(ledger):
     for number, point in enumerate(UNDECIDED + ROLLING_BACK + DECIDED):
         ids[point] = [ledger.keys(shard)[50 + number] for shard in range(3)]
         before[point] = ledger.balances(*ids[point])
-        with ledger.connect() as conn:
+        with ledger.crashing(), ledger.connect() as conn:
             conn.execute("SELECT set_config('shardmap.crash_point', %s, false)", (point,))
             # An error reaches the client before what it causes is rolled back.
             assert attempt(conn, ids[point], point) is not None, point
-        ledger.wait_for_coordinator()
     ledger.settle()
     committed = [point for point in before if outcome(ledger, ids[point], before[point], point)]
     assert committed == DECIDED
@@ -222,10 +221,9 @@ def test_locks_of_readers_are_kept_until_writers_have_committed(ledger, ids, com
 
 def leave_prepared(ledger, ids, note, point="after_local_commit"):
     """Kills a session in its commit, with the resolver off."""
-    with ledger.connect() as conn:
+    with ledger.crashing(), ledger.connect() as conn:
         conn.execute(f"SET shardmap.crash_point = '{point}'")
         assert attempt(conn, ids, note) is not None
-    ledger.wait_for_coordinator()
 
 
 def test_by_hand(ledger, ids):
