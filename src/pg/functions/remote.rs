@@ -13,6 +13,7 @@ use pgrx::{Array, FromDatum, PgSqlErrorCode};
 
 use crate::pg::encoding;
 use crate::pg::remote::resolve::look_around;
+use crate::pg::remote::transaction::note_administration;
 use crate::pg::remote::{copy_rows, guard, run_everywhere, Connection, Failure, Result};
 
 /// The arguments of a strict function, none of which is NULL, and the place for its rows.
@@ -161,6 +162,7 @@ sql_function! {
     /// `remote_execute(shard, sql, transactional)`: the command tag of the last statement.
     remote_execute_wrapper, pg_finfo_remote_execute_wrapper,
     |call| {
+        note_administration();
         let connection = Connection::open(&call.name(0), user(), call.flag(2))?;
         Ok(text(connection.query(&call.text(1))?.tag.as_bytes()))
     }
@@ -211,6 +213,7 @@ sql_function! {
         let rows = call.rows();
         let source = pg_sys::Oid::from(call.datum(0).value() as u32);
         let (schema, table, key, keyspace) = (call.name(1), call.name(2), call.name(3), call.name(4));
+        note_administration();
         let counts = copy_rows(source, user(), (&schema, &table), (&key, &keyspace), &call.names(5)?)?;
         for (shard, count) in counts {
             rows.put(|| vec![Some(text(shard.as_bytes())), Some(Datum::from(count))]);

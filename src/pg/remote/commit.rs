@@ -17,7 +17,7 @@ use shardmap_core::two_phase::{protocol, Protocol};
 
 use super::failure::{Failure, Result};
 use super::link::Link;
-use super::transaction::leave;
+use super::transaction::{administers, leave};
 use super::two_phase;
 use super::wait::Patience;
 use crate::pg::settings::MULTI_SHARD_COMMIT;
@@ -27,8 +27,9 @@ const COMMIT_GRACE: Duration = Duration::from_secs(10);
 /// How long to wait for a connection to take a COMMIT that matters to nobody.
 const END_LIMIT: Duration = Duration::from_millis(500);
 
-/// Says whether the shard's transaction has a number, without which it wrote nothing.
-const WROTE: &[u8] = b"SELECT pg_catalog.pg_current_xact_id_if_assigned()";
+/// Says whether the shard's transaction has a number, without which it wrote nothing; and how many can be prepared there.
+const WROTE: &[u8] = b"SELECT pg_catalog.pg_current_xact_id_if_assigned(), \
+    pg_catalog.current_setting('max_prepared_transactions')";
 
 /// Before the local commit. `false`: the shards still wait for it.
 pub fn run(links: &[Rc<Link>]) -> Result<bool> {
@@ -40,12 +41,24 @@ pub fn run(links: &[Rc<Link>]) -> Result<bool> {
     if chosen != Protocol::OnePhase {
         ask_who_wrote(links)?;
         chosen = choice();
+        if chosen == Protocol::TwoPhase && does_without(links) {
+            chosen = Protocol::OnePhase;
+        }
     }
     match chosen {
         Protocol::OnePhase => one_phase(links).map(|()| true),
         Protocol::TwoPhase => two_phase::prepare(links).map(|()| false),
         Protocol::Refused => Err(refused(links)),
     }
+}
+
+/// Whether to commit in one phase because a shard allows no prepared transactions, as a shard with Postgres' defaults does:
+/// one shard and then the coordinator, which has got a number perhaps for no more than a sequence; and what an
+/// administrator's function does, which must work on any shard. Several shards' rows do not: that is refused.
+fn does_without(links: &[Rc<Link>]) -> bool {
+    let writers: Vec<_> = links.iter().filter(|link| writes(link)).collect();
+    let unable = writers.iter().any(|link| !link.remote.prepares.get());
+    unable && (writers.len() == 1 || administers())
 }
 
 /// Lets shards off that were sent statements which might write, and did not: an UPDATE that found nothing there, a
@@ -57,6 +70,8 @@ fn ask_who_wrote(links: &[Rc<Link>]) -> Result<()> {
         let answer = link.finish(&mut Patience::Interruptible)?;
         let number = answer.rows.first().and_then(|row| row.first()).and_then(Option::as_ref);
         link.remote.wrote.set(number.is_some());
+        let most = answer.rows.first().and_then(|row| row.get(1)).and_then(Option::as_deref);
+        link.remote.prepares.set(most != Some(b"0"));
     }
     Ok(())
 }

@@ -36,6 +36,8 @@ pub struct Remote {
     pub savepoints: RefCell<Vec<i32>>,
     /// Something may have been written, or may fail, at COMMIT.
     pub wrote: Cell<bool>,
+    /// The shard allows prepared transactions, as far as it was asked.
+    pub prepares: Cell<bool>,
 }
 
 thread_local! {
@@ -43,6 +45,8 @@ thread_local! {
     static TAKING_PART: Cell<bool> = const { Cell::new(false) };
     /// Interrupts are held until the end of the transaction.
     static HOLDING: Cell<bool> = const { Cell::new(false) };
+    /// An administrator's function has done something on a shard in this transaction.
+    static ADMINISTERS: Cell<bool> = const { Cell::new(false) };
     /// The shards' transactions begun so far.
     static TURN: Cell<u64> = const { Cell::new(0) };
     /// Shards are brought to this level of ours at most.
@@ -121,6 +125,16 @@ pub fn is_untouched() -> bool {
     !TAKING_PART.get()
 }
 
+/// Notes that an administrator's function does something on a shard.
+pub fn note_administration() {
+    ADMINISTERS.set(true);
+}
+
+/// Whether one has in this transaction.
+pub fn administers() -> bool {
+    ADMINISTERS.get()
+}
+
 /// What the transaction was for is committed on a shard: nothing may stop it any more from ending well here.
 pub fn hold_interrupts() {
     if !HOLDING.replace(true) {
@@ -187,6 +201,7 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
     guard(|| {
         if matches!(event, pg_sys::XactEvent::XACT_EVENT_COMMIT | pg_sys::XactEvent::XACT_EVENT_ABORT) {
             resume_interrupts();
+            ADMINISTERS.set(false);
         }
         match event {
             pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT if TAKING_PART.get() => commit()?,

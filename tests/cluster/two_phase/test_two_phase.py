@@ -201,6 +201,17 @@ def test_a_shard_without_prepared_transactions(ledger, ids):
             assert ledger.balances(*ids) == before and ledger.prepared() == []
             with conn.transaction():
                 conn.execute(ADD, (0, ids[2]))
+            # One shard and the coordinator commit one after the other; a sequence is as much as a write here now and then.
+            with conn.transaction():
+                conn.execute(ADD, (0, ids[2]))
+                conn.execute(JOURNAL)
+            # Administration works on any shard.
+            conn.execute("CREATE TABLE drawn (k int, id bigserial, PRIMARY KEY (k, id)); INSERT INTO drawn SELECT generate_series(1, 50)")
+            conn.execute("SELECT shardmap.distribute_table('drawn', 'k')")
+            for _ in range(70):
+                conn.execute("INSERT INTO drawn (k) VALUES (%s)", (ids[2],))
+            assert conn.execute("SELECT count(*) FROM drawn").fetchone() == (120,)
+            conn.execute("DROP TABLE drawn")
             conn.execute("SET shardmap.multi_shard_commit = one_phase")
             with conn.transaction():
                 transfer(conn, *ids)
