@@ -5,7 +5,7 @@ use std::ffi::{c_char, CStr};
 use pgrx::pg_sys;
 
 use super::{LogicalTable, Mirror};
-use crate::pg::query::tree::items;
+use crate::pg::fdw::options;
 use crate::pg::raw::attribute;
 
 impl LogicalTable {
@@ -26,8 +26,7 @@ unsafe fn bears_names(partition: pg_sys::Oid, relid: pg_sys::Oid) -> bool {
     let options = (*pg_sys::GetForeignTable(partition)).options;
     let schema = |relid| pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relid)).cast_const();
     let same = |option: &CStr, default: *const c_char, wanted: *const c_char| {
-        let found = items::<pg_sys::DefElem>(options).find(|own| CStr::from_ptr((**own).defname) == option);
-        let name = found.map_or(default, |own| pg_sys::defGetString(own).cast_const());
+        let name = options::find(options, option).unwrap_or(default);
         !name.is_null() && !wanted.is_null() && CStr::from_ptr(name) == CStr::from_ptr(wanted)
     };
     same(c"schema_name", schema(partition), schema(relid))
@@ -42,10 +41,9 @@ unsafe fn columns_keep_names(partition: pg_sys::Oid) -> bool {
         return false;
     }
     let desc = (*relation).rd_att;
-    let keep = (0..(*desc).natts as usize).filter(|at| !attribute(desc, *at).attisdropped).all(|at| {
-        let options = pg_sys::GetForeignColumnOptions(partition, at as i16 + 1);
-        items::<pg_sys::DefElem>(options).all(|own| CStr::from_ptr((*own).defname) != c"column_name")
-    });
+    let keep = (0..(*desc).natts as usize)
+        .filter(|at| !attribute(desc, *at).attisdropped)
+        .all(|at| options::find(pg_sys::GetForeignColumnOptions(partition, at as i16 + 1), c"column_name").is_none());
     pg_sys::RelationClose(relation);
     keep
 }

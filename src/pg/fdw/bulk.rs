@@ -23,6 +23,7 @@ use crate::pg::remote::stream::{miscounted, Destination, Stream};
 use crate::pg::remote::transaction;
 use crate::pg::remote::wire::copy::{Format, Row};
 use crate::pg::remote::wire::encode::Params;
+use crate::pg::savepoint;
 
 /// As many rows go by INSERT at most, if no more come before something else is to be sent. A COPY costs two round trips
 /// more than an INSERT that was prepared, and less for each row: they are equal at 64, at fewer if it was not prepared.
@@ -101,7 +102,7 @@ impl Bulk {
             write: RefCell::new(write),
             relation,
             estate,
-            level: transaction::level(),
+            level: savepoint::depth(),
             way: RefCell::new(way),
             held: RefCell::default(),
             holds: Cell::new(false),

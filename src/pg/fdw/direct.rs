@@ -8,7 +8,7 @@ use pgrx::pg_sys::{self, Datum};
 
 use super::private::DirectPlan;
 use super::shard::{connect, statement, Inputs};
-use super::tuples::{clear, join_types, types, Rows};
+use super::tuples::{clear, scan_types, Rows};
 use crate::pg::query::tree::{cast, items};
 use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
@@ -47,13 +47,9 @@ impl Direct {
         let own = DirectPlan::read((*plan).fdw_private);
         let desc = (*(*node).ss.ss_ScanTupleSlot).tts_tupleDescriptor;
         let joins = (*plan).scan.scanrelid == 0;
-        let kinds = match joins {
-            true => join_types(desc, plan, (*(*node).ss.ps.state).es_range_table),
-            false => types(desc),
-        };
         let retrieved = if own.has_returning { own.retrieved } else { Vec::new() };
         let target = (joins && own.has_returning).then(|| Target::find(node, plan, &retrieved));
-        let rows = Rows::new(desc, &retrieved, &kinds);
+        let rows = Rows::new(desc, &retrieved, &scan_types(node));
         let inputs = Inputs::new((*plan).fdw_exprs, std::ptr::addr_of_mut!((*node).ss.ps));
         Ok(Self {
             connection: connect((*plan).fs_server, user)?,

@@ -4,8 +4,8 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
+use super::options;
 use super::private::WritePlan;
-use crate::pg::query::tree::{cast, items};
 use crate::pg::raw::attribute;
 use crate::pg::remote::wire::copy::Format;
 
@@ -82,14 +82,6 @@ unsafe fn quoted(name: *const std::ffi::c_char) -> Vec<u8> {
     CStr::from_ptr(pg_sys::quote_identifier(name)).to_bytes().to_vec()
 }
 
-/// An option of a list, if it is set.
-unsafe fn option(options: *const pg_sys::List, name: &CStr) -> Option<*const std::ffi::c_char> {
-    items::<pg_sys::Node>(options)
-        .filter_map(|node| cast::<pg_sys::DefElem>(node, pg_sys::NodeTag::T_DefElem))
-        .find(|option| CStr::from_ptr((**option).defname) == name)
-        .map(|option| pg_sys::defGetString(option).cast_const())
-}
-
 /// The qualified name of a foreign table on its shard.
 ///
 /// # Safety
@@ -97,9 +89,9 @@ unsafe fn option(options: *const pg_sys::List, name: &CStr) -> Option<*const std
 pub unsafe fn remote_table(relation: pg_sys::Relation) -> Vec<u8> {
     let options = (*pg_sys::GetForeignTable((*relation).rd_id)).options;
     let form = (*relation).rd_rel;
-    let schema = option(options, c"schema_name")
+    let schema = options::find(options, c"schema_name")
         .unwrap_or_else(|| pg_sys::get_namespace_name((*form).relnamespace).cast_const());
-    let table = option(options, c"table_name").unwrap_or((*form).relname.data.as_ptr());
+    let table = options::find(options, c"table_name").unwrap_or((*form).relname.data.as_ptr());
     [quoted(schema), quoted(table)].join(&b'.')
 }
 
@@ -110,5 +102,5 @@ pub unsafe fn remote_table(relation: pg_sys::Relation) -> Vec<u8> {
 pub unsafe fn remote_column(relation: pg_sys::Relation, number: i16) -> Vec<u8> {
     let options = pg_sys::GetForeignColumnOptions((*relation).rd_id, number);
     let own = attribute((*relation).rd_att, number as usize - 1).attname.data.as_ptr();
-    quoted(option(options, c"column_name").unwrap_or(own))
+    quoted(options::find(options, c"column_name").unwrap_or(own))
 }

@@ -15,7 +15,7 @@ pub mod lazy;
 mod maintain;
 pub mod modify;
 pub mod note;
-mod options;
+pub mod options;
 pub mod order;
 mod private;
 mod probe;

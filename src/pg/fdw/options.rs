@@ -12,6 +12,16 @@ use crate::pg::query::tree::items;
 /// written nor waits for anything but itself.
 const REMOTE_ESTIMATE: &CStr = c"use_remote_estimate";
 
+/// An option of a list, if it is set.
+///
+/// # Safety
+/// `options` must be NIL or a valid list of DefElem.
+pub unsafe fn find(options: *const pg_sys::List, name: &CStr) -> Option<*const std::ffi::c_char> {
+    items::<pg_sys::DefElem>(options)
+        .find(|option| CStr::from_ptr((**option).defname) == name)
+        .map(|option| pg_sys::defGetString(option).cast_const())
+}
+
 /// The validator of `shardmap_fdw`.
 ///
 /// # Safety

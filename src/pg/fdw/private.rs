@@ -5,7 +5,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-use crate::pg::query::tree::nth;
+use crate::pg::query::tree::{cells, nth};
 
 /// A remote query.
 pub struct ScanPlan {
@@ -49,8 +49,7 @@ unsafe fn integer(list: *const pg_sys::List, at: usize) -> i32 {
 /// The numbers of a list of columns.
 unsafe fn columns(list: *const pg_sys::List, at: usize) -> Vec<i16> {
     let list = nth::<pg_sys::List>(list, at).unwrap_or(std::ptr::null_mut());
-    let length = if list.is_null() { 0 } else { (*list).length as usize };
-    (0..length).map(|at| (*(*list).elements.add(at)).int_value as i16).collect()
+    cells(list).map(|cell| cell.int_value as i16).collect()
 }
 
 impl ScanPlan {

@@ -10,7 +10,7 @@ use pgrx::pg_sys;
 
 use super::private::ScanPlan;
 use super::shard::{connect, statement, Inputs};
-use super::tuples::{clear, join_types, types, Rows};
+use super::tuples::{clear, scan_types, Rows};
 use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::portal::{Next, Portal, Request};
@@ -54,11 +54,7 @@ impl Scan {
         let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
         let own = ScanPlan::read((*plan).fdw_private);
         let desc = (*(*node).ss.ss_ScanTupleSlot).tts_tupleDescriptor;
-        let kinds = match (*plan).scan.scanrelid {
-            0 => join_types(desc, plan, (*(*node).ss.ps.state).es_range_table),
-            _ => types(desc),
-        };
-        let rows = Rows::new(desc, &own.retrieved, &kinds);
+        let rows = Rows::new(desc, &own.retrieved, &scan_types(node));
         let inputs = Inputs::new((*plan).fdw_exprs, std::ptr::addr_of_mut!((*node).ss.ps));
         let forms_tuples = (*plan).fsSystemCol || rows.has_ctid();
         Ok(Self {

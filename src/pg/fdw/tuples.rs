@@ -117,12 +117,25 @@ pub unsafe fn types(desc: pg_sys::TupleDesc) -> Vec<(pg_sys::Oid, i32)> {
         .collect()
 }
 
+/// [`types`] of a foreign scan's rows.
+///
+/// # Safety
+/// `node` must be an initialised foreign scan.
+pub unsafe fn scan_types(node: *mut pg_sys::ForeignScanState) -> Vec<(pg_sys::Oid, i32)> {
+    let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
+    let desc = (*(*node).ss.ss_ScanTupleSlot).tts_tupleDescriptor;
+    match (*plan).scan.scanrelid {
+        0 => join_types(desc, plan, (*(*node).ss.ps.state).es_range_table),
+        _ => types(desc),
+    }
+}
+
 /// As [`types`], for the rows of a remote join: a whole row of a table has that table's row type, where the plan says
 /// only `record`.
 ///
 /// # Safety
 /// `plan` must be the plan that `desc` was made for, in a statement with this range table.
-pub unsafe fn join_types(
+unsafe fn join_types(
     desc: pg_sys::TupleDesc,
     plan: *const pg_sys::ForeignScan,
     range_table: *const pg_sys::List,

@@ -5,13 +5,21 @@ use std::ffi::c_void;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+/// The cells of a list, of pointers, numbers or OIDs.
+///
+/// # Safety
+/// `list` must be NIL or a valid list that outlives the iterator.
+pub unsafe fn cells(list: *const pg_sys::List) -> impl DoubleEndedIterator<Item = pg_sys::ListCell> {
+    let length = if list.is_null() { 0 } else { (*list).length as usize };
+    (0..length).map(move |at| *(*list).elements.add(at))
+}
+
 /// The elements of a list of pointers.
 ///
 /// # Safety
 /// `list` must be NIL or a valid list of pointers to `T` that outlives the iterator.
 pub unsafe fn items<T>(list: *const pg_sys::List) -> impl DoubleEndedIterator<Item = *mut T> {
-    let length = if list.is_null() { 0 } else { (*list).length as usize };
-    (0..length).map(move |at| (*(*list).elements.add(at)).ptr_value.cast::<T>())
+    cells(list).map(|cell| cell.ptr_value.cast::<T>())
 }
 
 /// The element at position `at`, counted from 0.

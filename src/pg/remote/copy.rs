@@ -17,9 +17,9 @@ use super::failure::{Failure, Result};
 use super::pool::Connection;
 use super::source::{c_string, for_each_row, quote, table_name};
 use super::stream::{Destination, Stream};
-use super::transaction;
 use super::wire::copy::{Format, Row};
 use crate::pg::encoding;
+use crate::pg::savepoint;
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
@@ -93,7 +93,7 @@ impl Streams {
                 let connection = Connection::open(&name, self.user, true)?;
                 let command = self.command.to_bytes().into();
                 let destination = Destination { command, format: Format::Text, needs: Needs::Plain };
-                self.all.push((name, Stream::new(&connection, destination, transaction::level())));
+                self.all.push((name, Stream::new(&connection, destination, savepoint::depth())));
                 self.by_shard.insert(shard.to_owned(), self.all.len() - 1);
                 self.all.len() - 1
             }

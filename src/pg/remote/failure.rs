@@ -70,6 +70,13 @@ impl Failure {
         Refusal::new(code, message).into()
     }
 
+    /// The connection to `shard` was lost while a statement was under way that commits by itself.
+    pub fn outcome_unknown(shard: &str) -> Self {
+        let message = format!("connection to shard \"{shard}\" was lost before the statement's outcome was known");
+        Self::new(PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN, message)
+            .hint("The statement may have taken effect. Look at the shard before repeating it.")
+    }
+
     #[must_use]
     pub fn detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());

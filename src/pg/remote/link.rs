@@ -322,9 +322,7 @@ impl Link {
             )
             .hint("What this transaction did on the shard is rolled back. Repeat the transaction.")
         } else {
-            let message = format!("connection to shard \"{server}\" was lost before the statement's outcome was known");
-            Failure::new(PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN, message)
-                .hint("The statement may have taken effect. Look at the shard before repeating it.")
+            Failure::outcome_unknown(server)
         };
         failure.detail(detail).at_shard(server)
     }

@@ -279,8 +279,7 @@ impl Portal {
     /// The connection was lost while a write was under way that commits by itself.
     fn unknown(&self, lost: Failure) -> Failure {
         let server = &self.link.target.server;
-        let message = format!("connection to shard \"{server}\" was lost before the statement's outcome was known");
-        Failure::new(PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN, message)
+        Failure::outcome_unknown(server)
             .detail(lost.detail.unwrap_or_default())
             .hint("The statement may have taken effect. Look before repeating it.")
             .at_shard(server)

@@ -144,11 +144,7 @@ impl Talk<'_> {
     }
 
     fn lost(&self, said: &str) -> Failure {
-        let message =
-            format!("connection to shard \"{}\" was lost before the statement's outcome was known", self.shard);
-        Failure::new(PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN, message)
-            .detail(said)
-            .hint("The statement may have taken effect. Look at the shard before repeating it.")
+        Failure::outcome_unknown(self.shard).detail(said)
     }
 }
 

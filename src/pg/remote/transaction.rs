@@ -21,6 +21,7 @@ use super::pool;
 use super::wait::forget_cancel;
 use super::wire::decode::Status;
 use super::{commit, two_phase};
+use crate::pg::savepoint;
 
 /// How long the abort of a transaction waits for the shards to say that they have rolled back. They do so in any case.
 const ROLLBACK_LIMIT: Duration = Duration::from_millis(500);
@@ -62,12 +63,6 @@ pub fn init() {
     }
 }
 
-/// The nesting level of the local transaction.
-pub fn level() -> i32 {
-    // SAFETY: reads the transaction state.
-    unsafe { pg_sys::GetCurrentTransactionNestLevel() }
-}
-
 /// Runs `body` as if it were called at `level`: for work that was taken on there, and is done while a level above is open.
 pub fn at_level<T>(level: i32, body: impl FnOnce() -> T) -> T {
     struct Back(i32);
@@ -100,7 +95,7 @@ fn begin_statement() -> String {
 /// The commands that bring the shard's transaction to the state in which the next statement belongs. They count as done:
 /// send them at once.
 pub fn enter(link: &Link) -> Result<Vec<Vec<u8>>> {
-    let (begun, level) = (link.remote.begun.get(), level().min(HIGHEST.get()));
+    let (begun, level) = (link.remote.begun.get(), savepoint::depth().min(HIGHEST.get()));
     if begun == 0 {
         TURN.set(TURN.get() + 1);
         link.remote.turn.set(TURN.get());
@@ -286,10 +281,12 @@ unsafe extern "C-unwind" fn on_subtransaction(
     guard(|| {
         if TAKING_PART.get() {
             match event {
-                pg_sys::SubXactEvent::SUBXACT_EVENT_PRE_COMMIT_SUB => release(&pool::taking_part(), level())?,
+                pg_sys::SubXactEvent::SUBXACT_EVENT_PRE_COMMIT_SUB => {
+                    release(&pool::taking_part(), savepoint::depth())?
+                }
                 pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
-                    pool::forget_unsent(level());
-                    roll_back_to(&pool::taking_part(), level());
+                    pool::forget_unsent(savepoint::depth());
+                    roll_back_to(&pool::taking_part(), savepoint::depth());
                 }
                 _ => {}
             }

@@ -13,7 +13,7 @@ use shardmap_core::layout::one_line;
 use super::run;
 use super::ship::Shipment;
 use super::whole::{Key, Obstacle, NOT_SHIPPABLE, OUTPUT};
-use crate::pg::query::tree::{cast, items, nth, rte, subqueries, tag};
+use crate::pg::query::tree::{cast, cells, items, nth, rte, subqueries, tag};
 use crate::pg::transfer::settings::{PlainOutput, Settings};
 use crate::pg::transfer::FIRST_VARIABLE;
 
@@ -303,9 +303,7 @@ impl Private {
             Some(std::ffi::CStr::from_ptr((*text).sval).to_bytes().into())
         };
         let oids = |at| -> Option<Vec<pg_sys::Oid>> {
-            let list = nth::<pg_sys::List>(list, at)?;
-            let length = if list.is_null() { 0 } else { (*list).length as usize };
-            Some((0..length).map(|at| (*(*list).elements.add(at)).oid_value).collect())
+            Some(cells(nth::<pg_sys::List>(list, at)?).map(|cell| cell.oid_value).collect())
         };
         let flags = (*nth::<pg_sys::Integer>(list, 2)?).ival;
         let fixed = oids(3)?;

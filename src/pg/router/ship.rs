@@ -13,7 +13,7 @@ use pgrx::prelude::*;
 
 use super::stable::is_carried_over;
 use super::whole::{Obstacle, NOT_SHIPPABLE, SHAPE, VOLATILE};
-use crate::pg::query::tree::{cast, items, nth, rte, tag, walk_expression};
+use crate::pg::query::tree::{cast, cells, items, nth, rte, tag, walk_expression};
 use crate::pg::raw;
 use crate::pg::transfer::{Form, FIRST_VARIABLE};
 
@@ -289,9 +289,7 @@ unsafe fn has_common_parts(node: *const pg_sys::Node) -> bool {
         }
         pg_sys::NodeTag::T_ScalarArrayOpExpr => common((*node.cast::<pg_sys::ScalarArrayOpExpr>()).opno),
         pg_sys::NodeTag::T_RowCompareExpr => {
-            let list = (*node.cast::<pg_sys::RowCompareExpr>()).opnos;
-            let length = if list.is_null() { 0 } else { (*list).length as usize };
-            (0..length).all(|at| common((*(*list).elements.add(at)).oid_value))
+            cells((*node.cast::<pg_sys::RowCompareExpr>()).opnos).all(|cell| common(cell.oid_value))
         }
         pg_sys::NodeTag::T_SortGroupClause => {
             let clause = node.cast::<pg_sys::SortGroupClause>();
