@@ -23,6 +23,7 @@ pub mod map;
 pub mod normal;
 pub mod pins;
 pub mod range;
+pub mod reads;
 pub mod ring;
 pub mod route;
 pub mod statistics;

@@ -1,6 +1,8 @@
 //! Maps for tests.
 #![allow(dead_code)] // not every test file needs all
 
+pub mod random;
+
 use shardmap_core::alloc::{balanced_tokens, random_tokens};
 use shardmap_core::ids::{KeyspaceName, ShardName, ShardNumber};
 use shardmap_core::map::{KeyspaceMap, KeyspaceSpec, ShardSpec, ShardState, Strategy};

@@ -1,0 +1,92 @@
+//! Places in a write-ahead log, and when a server that is at one has all that another one stands for.
+//!
+//! A failover starts a new timeline at a fork point; what the old primary wrote behind it is lost. So a position is a
+//! timeline and an LSN. What always holds: on the timeline of a position, whoever has replayed up to its LSN has it; a
+//! server of an older timeline has nothing of it; on a newer timeline a server has it only if it lies before the fork.
+
+use std::fmt;
+
+/// A place in the write-ahead log, in bytes from its beginning. Means something on one timeline only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lsn(pub u64);
+
+/// A number that each failover raises, 1 at first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timeline(pub u32);
+
+impl fmt::Display for Lsn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:X}/{:X}", self.0 >> 32, self.0 & 0xffff_ffff)
+    }
+}
+
+impl Lsn {
+    /// Reads an LSN as Postgres writes it.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (high, low) = text.split_once('/')?;
+        let part = |digits: &str| {
+            let is_hex = (1..=8).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+            is_hex.then(|| u64::from_str_radix(digits, 16).ok())?
+        };
+        Some(Self(part(high)? << 32 | part(low)?))
+    }
+}
+
+/// A place on a timeline. Ordered by the timeline first: a position of a later one stands for all that there is of the
+/// earlier ones, for what it lacks is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position {
+    /// The timeline.
+    pub timeline: Timeline,
+    /// The place on it.
+    pub lsn: Lsn,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on timeline {}", self.lsn, self.timeline.0)
+    }
+}
+
+/// Where a timeline began, on the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fork {
+    /// The timeline that was left.
+    pub from: Timeline,
+    /// Up to where the newer timeline has what the older one had.
+    pub at: Lsn,
+}
+
+/// What a server at one position has of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// All.
+    All,
+    /// Not yet; it is on the way.
+    NotYet,
+    /// It is on an older timeline.
+    Older,
+    /// It is on a newer timeline, which may never have had it.
+    Lost,
+}
+
+/// Tells what a server has of `wanted` that was at `server` when it was last heard of, and may be further on by now.
+/// `forks`: those that are known, of the timelines that led to the server's.
+#[must_use]
+pub fn holds(server: Position, wanted: Position, forks: &[Fork]) -> Holds {
+    if server.timeline < wanted.timeline {
+        return Holds::Older;
+    }
+    if server.timeline > wanted.timeline {
+        let fork = forks.iter().find(|fork| fork.from == wanted.timeline);
+        return match fork {
+            Some(fork) if wanted.lsn <= fork.at => Holds::All,
+            _ => Holds::Lost,
+        };
+    }
+    match server.lsn >= wanted.lsn {
+        true => Holds::All,
+        false => Holds::NotYet,
+    }
+}
