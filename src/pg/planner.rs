@@ -25,11 +25,13 @@ use crate::pg::barrier;
 use crate::pg::catalog::{self, Keyspace, LogicalTable};
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
+use crate::pg::fdw::modify::key_change;
 use crate::pg::fdw::note::{mark, LateKeys, Note, Planned, Planning};
 use crate::pg::flag;
 use crate::pg::query::inline::{inline, is_candidate};
 use crate::pg::query::late::send_as_value;
 use crate::pg::query::read::{read, Reading, Reference, Usage};
+use crate::pg::query::same_key;
 use crate::pg::query::substitute::{drop_idle_ties, is_plain_do_nothing, spell_out_bpchar, substitute};
 use crate::pg::query::tree::{cast, items, subqueries, tag, walk_expression, walk_level};
 use crate::pg::router::plan::Routed;
@@ -77,6 +79,7 @@ unsafe extern "C-unwind" fn plan(
     }
     reading.tables.iter().for_each(|reference| refuse_incomplete(&reference.table));
     let reaches = reaches(&reading);
+    same_key::keep(&reading, &reaches);
     let alone = options & !(pg_sys::CURSOR_OPT_PARALLEL_OK as i32);
     let obstacle = match whole(&catalog, query, &reading, &reaches, |stand_in| hand_on(stand_in, sql, alone, params)) {
         Ok(planned) => return finish(planned),
@@ -358,6 +361,9 @@ unsafe fn refuse_empty_copy(catalog: &catalog::Catalog, query: *mut pg_sys::Quer
 
 /// What postgres_fdw would refuse less clearly, or not at all.
 unsafe fn unsupported(reading: &Reading) -> Option<Refusal> {
+    if let Some(table) = same_key::changed(reading) {
+        return Some(key_change(table));
+    }
     reading.tables.iter().find_map(|reference| {
         let table = &reference.table.name;
         let conflict = (*reference.query).onConflict;

@@ -11,9 +11,11 @@ use pgrx::PgList;
 use super::scan::{explain, partition, server_name};
 use super::write::MAX_PARAMS;
 use super::{call_original, insert, lazy, note};
-use crate::pg::catalog::Partition;
+use crate::pg::catalog::{LogicalTable, Partition};
 use crate::pg::error::Refusal;
 use crate::pg::flag;
+use crate::pg::query::same_key::is_column;
+use crate::pg::query::tree::{cells, items};
 use crate::pg::remote::guard;
 
 /// # Safety
@@ -78,15 +80,19 @@ unsafe fn refuse_key_change(root: *mut pg_sys::PlannerInfo, plan: *mut pg_sys::M
         true => partition.key,
         false => partition.table.key,
     };
-    let assigned = PgList::<i32>::from_pg((*root).update_colnos);
-    let changes_key = assigned.iter_int().any(|column| column == i32::from(key));
-    if changes_key {
-        flag::refuse(key_change(&partition))
+    let query = (*root).parse;
+    // Planning has numbered the assignments anew; the columns that they had stand apart.
+    let assigned = cells((*root).update_colnos).map(|column| column.int_value);
+    let changes = assigned.zip(items::<pg_sys::TargetEntry>((*query).targetList)).any(|(column, target)| {
+        column == i32::from(key) && !is_column((*target).expr.cast(), (*query).resultRelation as u32, key)
+    });
+    if changes {
+        flag::refuse(key_change(&partition.table))
     }
 }
 
-fn key_change(partition: &Partition) -> Refusal {
-    let table = &partition.table;
+/// The refusal of an UPDATE that may change the key of a row of `table`.
+pub fn key_change(table: &LogicalTable) -> Refusal {
     Refusal::new(
         PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
         format!("cannot change the shard key \"{}\" of table {}", table.key_column, table.name),

@@ -10,6 +10,7 @@ pub mod late;
 mod levels;
 mod outputs;
 pub mod read;
+pub mod same_key;
 mod sublinks;
 pub mod substitute;
 mod targets;

@@ -35,11 +35,18 @@ pub struct Reference {
     pub usage: Usage,
 }
 
+/// An UPDATE that assigns to the key of its target, and what it assigns.
+pub struct Assigned {
+    pub query: *mut pg_sys::Query,
+    pub value: Operand,
+}
+
 /// A statement, read.
 pub struct Reading {
     pub tables: Vec<Reference>,
     pub level: Level,
     pub late: Vec<Late>,
+    pub assigned: Vec<Assigned>,
     /// The expressions behind `Operand::Deferred`, by its number; NULL for a subquery, whose value only the executor knows.
     pub values: Vec<*mut pg_sys::Node>,
 }
@@ -60,6 +67,7 @@ pub struct Reader<'a> {
     pub values: Vec<*mut pg_sys::Node>,
     pub(super) late: Vec<Late>,
     pub(super) tables: Vec<Reference>,
+    pub(super) assigned: Vec<Assigned>,
     pub(super) inlined: Inlined,
     /// Sublinks that stand by themselves in a WHERE, with the outer column of `outer = ANY (..)`.
     pub(super) required: HashMap<usize, Option<Column>>,
@@ -80,13 +88,14 @@ pub unsafe fn read(catalog: &Catalog, query: *mut pg_sys::Query, params: pg_sys:
         values: Vec::new(),
         late: Vec::new(),
         tables: Vec::new(),
+        assigned: Vec::new(),
         inlined: Inlined::new(),
         required: HashMap::new(),
     };
     let arms = reader.arms(query);
     let all = Derived { arms: arms.levels.into_iter().map(|(level, _)| level).collect(), outputs: Vec::new() };
     let level = level(Node::Derived(all));
-    Reading { tables: reader.tables, level, late: reader.late, values: reader.values }
+    Reading { tables: reader.tables, level, late: reader.late, assigned: reader.assigned, values: reader.values }
 }
 
 /// A planner state with nothing but parameters in it.

@@ -1,9 +1,10 @@
-//! What a statement writes: the target of INSERT or MERGE, which is in no join tree, and the keys of inserted rows.
+//! What a statement writes: the target of INSERT or MERGE, which is in no join tree, the keys of inserted rows, and what
+//! an UPDATE makes of the key.
 
 use pgrx::pg_sys;
 use shardmap_core::route::Operand;
 
-use super::read::{Reader, Reference, Usage};
+use super::read::{Assigned, Reader, Reference, Usage};
 use super::tree::{cast, items, nth, rte};
 use crate::pg::catalog::LogicalTable;
 
@@ -16,9 +17,19 @@ impl Reader<'_> {
         let usage = match (*query).commandType {
             pg_sys::CmdType::CMD_INSERT => Usage::Insert(self.inserted_keys(query, &table)),
             pg_sys::CmdType::CMD_MERGE => Usage::Merge,
+            pg_sys::CmdType::CMD_UPDATE => return self.assigned_key(query, &table),
             _ => return,
         };
         self.tables.push(Reference { query, rti, table, usage });
+    }
+
+    /// What an UPDATE assigns to the key.
+    unsafe fn assigned_key(&mut self, query: *mut pg_sys::Query, table: &LogicalTable) {
+        let targets = items::<pg_sys::TargetEntry>((*query).targetList);
+        for target in targets.filter(|target| (**target).resno == table.key && !(**target).resjunk) {
+            let value = self.value((*target).expr.cast());
+            self.assigned.push(Assigned { query, value });
+        }
     }
 
     /// The keys of an INSERT's rows, where they can be seen.

@@ -13,6 +13,7 @@ use shardmap_core::route::{Operand, Reach};
 use crate::pg::catalog::Catalog;
 use crate::pg::keys::KeyType;
 use crate::pg::query::read::{Reading, Usage};
+use crate::pg::query::same_key::keeps_key;
 #[cfg(not(feature = "pg15"))]
 use crate::pg::query::tree::nth;
 use crate::pg::query::tree::{cast, items, rte, subqueries, tag, walk_level};
@@ -232,8 +233,7 @@ unsafe fn entry(catalog: &Catalog, entry: *mut pg_sys::RangeTblEntry) -> Result<
 unsafe fn target(catalog: &Catalog, query: *mut pg_sys::Query) -> Result<(), Obstacle> {
     let entry = rte(query, (*query).resultRelation as u32).ok_or(SHAPE)?;
     let table = catalog.table((*entry).relid).ok_or(OTHER_TABLES)?;
-    let assigns_key =
-        |list: *const pg_sys::List| items::<pg_sys::TargetEntry>(list).any(|target| (*target).resno == table.key);
+    let assigns_key = |list: *const pg_sys::List| !keeps_key(list, (*query).resultRelation as u32, table.key);
     if (*query).commandType == pg_sys::CmdType::CMD_UPDATE && assigns_key((*query).targetList) {
         return Err(KEY_ASSIGNED);
     }
