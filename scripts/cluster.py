@@ -108,6 +108,7 @@ class Cluster:
         self._parallel(self._create, [self.coordinator, *self.shard_servers])
         self.new_database(self.database)
         self._parallel(self._create, self.replicas_of_all())
+        self.register_replicas()
         self._write_env()
         self._write_state(ready=True)
         return self
@@ -143,6 +144,20 @@ class Cluster:
                 f"dbname => '{self.shard_database(shard, name)}', keyspace => '{strategy or 'main'}');\n"
                 for shard in range(count)), name)
         return self.dsn(name)
+
+    def replica_name(self, shard, replica=0):
+        """The name under which a replica is registered."""
+        return f"shard-{shard}-replica-{replica}"
+
+    def register_replicas(self, name=None):
+        """Makes the replicas of every shard known to the coordinator database."""
+        if not self.extension or not self.replicas:
+            return
+        self.wait_for_replicas()
+        self.psql("".join(
+            f"SELECT shardmap.add_replica('shard-{shard}', '{self.replica_name(shard, replica)}', host => '127.0.0.1', "
+            f"port => {self.replica_server(shard, replica).port});\n"
+            for shard in range(self.shards) for replica in range(self.replicas)), name)
 
     def drop_database(self, name, shards=None):
         self.coordinator.psql(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')

@@ -88,11 +88,17 @@ class Server:
         except (OSError, ValueError):
             return None
 
-    def create(self):
-        """Copies the version's template, or the running primary, into the data folder and configures it."""
+    def create(self, fresh=False):
+        """Copies the version's template, or the running primary, into the data folder and configures it.
+
+        All copies of the template have one system identifier; `fresh` makes a server with its own.
+        """
         self.home.mkdir(parents=True, exist_ok=True)
         give_to_run_user(self.home)
-        if self.primary is None:
+        if fresh:
+            self._run(str(self.bin / "initdb"), "-D", str(self.data), "--username", "postgres", "--auth", "trust",
+                      "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync", "--no-instructions")
+        elif self.primary is None:
             template = TOOLS / f"pg{self.pg}" / "data"
             if not template.exists():
                 raise ServerError(f"there is no {template}; run: make postgres PG={self.pg}")

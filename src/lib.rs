@@ -33,6 +33,7 @@ extension_sql_file!("../sql/export.sql", name = "export", requires = ["planning"
 extension_sql_file!("../sql/views.sql", name = "views", requires = ["export"]);
 extension_sql_file!("../sql/stats.sql", name = "stats", requires = ["views"]);
 extension_sql_file!("../sql/transactions.sql", name = "transactions", requires = ["stats"]);
+extension_sql_file!("../sql/replicas.sql", name = "replicas", requires = ["transactions"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

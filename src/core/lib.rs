@@ -24,6 +24,7 @@ pub mod normal;
 pub mod pins;
 pub mod range;
 pub mod reads;
+pub mod replica;
 pub mod ring;
 pub mod route;
 pub mod statistics;

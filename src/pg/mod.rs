@@ -15,6 +15,7 @@ mod planner;
 mod query;
 mod raw;
 pub mod remote;
+pub mod replicas;
 mod resolver;
 mod router;
 mod savepoint;
@@ -29,6 +30,7 @@ pub fn init() {
     catalog::init();
     stats::init();
     remote::init();
+    replicas::init();
     resolver::init();
     settings::init();
     router::init();

@@ -17,6 +17,7 @@ use super::pool::Connection;
 use super::record::{self, Record};
 use super::wait::Patience;
 use crate::pg::catalog::scan;
+use crate::pg::replicas::registry;
 use crate::pg::resolver;
 
 /// Prepared transactions of coordinators in the shard's database; whether this user may finish them.
@@ -109,7 +110,7 @@ fn is_finished(record: &Record, shards: &[Shard]) -> bool {
     record.servers.iter().all(is_known)
 }
 
-/// The shards: every server of our wrapper.
+/// The shards: every server of our wrapper that is not a replica, where nothing can be finished.
 fn servers() -> Vec<(pg_sys::Oid, String)> {
     // SAFETY: a system cache look-up.
     let wrapper = unsafe { pg_sys::get_foreign_data_wrapper_oid(c"shardmap_fdw".as_ptr(), true) };
@@ -119,6 +120,8 @@ fn servers() -> Vec<(pg_sys::Oid, String)> {
             servers.extend(row.oid("oid").zip(row.text("srvname")));
         }
     });
+    let replicas = registry::all();
+    servers.retain(|(_, name)| !replicas.iter().any(|replica| replica.name == *name));
     servers
 }
 

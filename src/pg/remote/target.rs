@@ -2,7 +2,7 @@
 //!
 //! Decides which options count (those that libpq knows, as in postgres_fdw) and the session settings that a connection
 //! starts with. What always holds: a value means the same text on every connection (ISO dates, full precision of
-//! floats). Refuses servers of other wrappers, users without a mapping, and passwordless connections of ordinary users:
+//! floats); a replica is reached with the user mappings of its shard, unless it has its own. Refuses servers of other wrappers, users without a mapping, and passwordless connections of ordinary users:
 //! they would use the rights of the server's own operating-system user.
 
 use std::ffi::{CStr, CString};
@@ -15,6 +15,7 @@ use super::carried;
 use super::failure::{Failure, Result};
 use super::libpq;
 use crate::pg::encoding;
+use crate::pg::replicas::registry;
 
 /// The wrapper whose servers are shards.
 const WRAPPER: &CStr = c"shardmap_fdw";
@@ -85,15 +86,14 @@ impl Target {
                 )
                 .hint("Shards are servers of the wrapper shardmap_fdw; shardmap.add_shard() makes them."));
             }
-            let server_id = (*found).serverid;
-            if !has_mapping(user, server_id) && !has_mapping(pg_sys::InvalidOid, server_id) {
+            let Some(server_id) = credentials(&*found, server, user) else {
                 let user = encoding::utf8_string(pg_sys::GetUserNameFromId(user, false));
                 return Err(Failure::new(
                     PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
                     format!("user \"{user}\" has no user mapping for shard \"{server}\""),
                 )
                 .hint("CREATE USER MAPPING for this user, or for PUBLIC, on the shard's foreign server."));
-            }
+            };
             let mapping = pg_sys::GetUserMapping(user, server_id);
             let mut options = definitions((*found).options);
             // The mapping's come last: libpq takes the last of two equal names.
@@ -185,6 +185,21 @@ fn connect_timeout(options: &[(String, CString)]) -> Option<Duration> {
         },
     };
     Some(one * hosts)
+}
+
+/// The server whose mapping for the user counts: a replica has the users of its shard, and needs no mappings of its own.
+///
+/// # Safety
+/// In a transaction.
+unsafe fn credentials(found: &pg_sys::ForeignServer, name: &str, user: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    let is_mapped = |server: pg_sys::Oid| has_mapping(user, server) || has_mapping(pg_sys::InvalidOid, server);
+    if is_mapped(found.serverid) {
+        return Some(found.serverid);
+    }
+    let shard = encoding::server_string(&registry::shard_of(name)?);
+    let shard = pg_sys::GetForeignServerByName(shard.as_ptr(), true).as_ref()?;
+    // Else the owner of one server would get to see what is sent to the other.
+    (shard.owner == found.owner && is_mapped(shard.serverid)).then_some(shard.serverid)
 }
 
 /// # Safety

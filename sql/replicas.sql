@@ -1,0 +1,221 @@
+-- Replicas of shards: which there are, and how one is added, changed and dropped.
+--
+-- Decides where a replica is (a foreign server of its name) and which reads it should get. What always holds: nothing is
+-- left behind of a replica that could not be added; users need no mappings of their own for it, their mappings for the
+-- shard serve. Refuses servers that are not in recovery, or copies of something else. Read src/pg/replicas/mod.rs next.
+
+CREATE TABLE shardmap.replica (
+    name text COLLATE pg_catalog."C" PRIMARY KEY
+        CONSTRAINT replica_name_length CHECK (pg_catalog.octet_length(name) BETWEEN 1 AND 63),
+    shard text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.shard,
+    weight double precision NOT NULL DEFAULT 1
+        CONSTRAINT replica_weight_range CHECK (weight >= 0 AND weight <= 1000),
+    zone text COLLATE pg_catalog."C" NOT NULL DEFAULT '',
+    drained boolean NOT NULL DEFAULT false
+);
+CREATE INDEX replica_shard ON shardmap.replica (shard);
+COMMENT ON TABLE shardmap.replica IS 'replicas of shards; each has a foreign server of its name, which says where it is';
+COMMENT ON COLUMN shardmap.replica.name IS 'name of the replica and of its foreign server';
+COMMENT ON COLUMN shardmap.replica.shard IS 'shard whose primary it follows';
+COMMENT ON COLUMN shardmap.replica.weight IS 'share of the shard''s reads, in relation to the other replicas'' weights; 0: none';
+COMMENT ON COLUMN shardmap.replica.zone IS 'where it stands, as the administrators call it; empty: nowhere in particular';
+COMMENT ON COLUMN shardmap.replica.drained IS 'taken out by an administrator: it gets no reads';
+GRANT SELECT ON shardmap.replica TO PUBLIC;
+SELECT pg_catalog.pg_extension_config_dump('shardmap.replica', '');
+
+CREATE FUNCTION shardmap._check_replica_weight(replica text, weight double precision) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF weight IS NULL OR NOT (weight >= 0 AND weight <= 1000) THEN
+        RAISE EXCEPTION 'invalid weight % for replica "%"', weight, replica
+            USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'A weight is at least 0 and at most 1000; 1 is the ordinary one, 0 gives it no reads.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_replica_weight(text, double precision) IS 'raises an error unless the weight is one';
+
+CREATE FUNCTION shardmap._check_new_replica(shard text, name text, weight double precision) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 63 THEN
+        RAISE EXCEPTION 'invalid name "%" for a replica', name
+            USING ERRCODE = 'invalid_name', HINT = 'Use a name of 1 to 63 bytes.';
+    ELSIF EXISTS (SELECT FROM shardmap.replica r WHERE r.name = $2) THEN
+        RAISE EXCEPTION 'replica "%" already exists', name USING ERRCODE = 'duplicate_object';
+    ELSIF EXISTS (SELECT FROM pg_foreign_server f WHERE f.srvname = $2) THEN
+        RAISE EXCEPTION 'foreign server "%" already exists', name
+            USING ERRCODE = 'duplicate_object', HINT = 'Choose another name for the replica, or drop the server.';
+    END IF;
+    PERFORM shardmap._check_letters(name);
+    PERFORM shardmap._check_replica_weight(name, weight);
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_new_replica(text, text, double precision) IS 'raises an error unless a replica of that name and weight can be made';
+
+-- What is not given is as it is for the shard: a replica has the same databases and users. Runs as the caller.
+CREATE FUNCTION shardmap._create_replica_server(shard text, name text, host text, port integer, dbname text, options text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    server_options text;
+    mapping_options text;
+    secret constant text[] := ARRAY['user', 'password', 'sslpassword', 'oauth_client_secret', 'password_required'];
+    address constant text[] := ARRAY['host', 'hostaddr', 'port', 'service', 'target_session_attrs', 'load_balance_hosts'];
+BEGIN
+    WITH given (name, value) AS (
+        SELECT o.name, o.value FROM shardmap._parse_options(coalesce(options, '')) o
+        UNION ALL SELECT 'host', _create_replica_server.host WHERE _create_replica_server.host IS NOT NULL
+        UNION ALL SELECT 'port', _create_replica_server.port::text WHERE _create_replica_server.port IS NOT NULL
+        UNION ALL SELECT 'dbname', _create_replica_server.dbname WHERE _create_replica_server.dbname IS NOT NULL
+    ), completed AS (
+        SELECT g.name, g.value FROM given g
+        UNION ALL
+        SELECT o.option_name, o.option_value
+          FROM pg_foreign_server f, pg_options_to_table(f.srvoptions) o
+         WHERE f.srvname = _create_replica_server.shard AND o.option_name <> ALL (address)
+           AND NOT EXISTS (SELECT FROM given g WHERE g.name = o.option_name)
+    )
+    SELECT string_agg(format('%I %L', c.name, c.value), ', ' ORDER BY c.name) FILTER (WHERE c.name <> ALL (secret)),
+           string_agg(format('%I %L', c.name, c.value), ', ' ORDER BY c.name) FILTER (WHERE c.name = ANY (secret))
+      INTO server_options, mapping_options FROM completed c;
+    EXECUTE format('CREATE SERVER %I FOREIGN DATA WRAPPER shardmap_fdw%s', name, ' OPTIONS (' || server_options || ')');
+    EXECUTE format('COMMENT ON SERVER %I IS %L', name, 'replica of a shard of pg_shardmap');
+    IF mapping_options IS NOT NULL THEN
+        EXECUTE format('CREATE USER MAPPING FOR CURRENT_USER SERVER %I OPTIONS (%s)', name, mapping_options);
+    END IF;
+    EXECUTE format('ALTER SERVER %I OWNER TO shardmap_admin', name);
+END
+$$;
+COMMENT ON FUNCTION shardmap._create_replica_server(text, text, text, integer, text, text) IS 'makes a replica''s foreign server, owned by shardmap_admin, and a user mapping if the options name a user';
+
+-- The system identifier of a server, NULL where the user may not see it.
+CREATE FUNCTION shardmap._system_identifier(server text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (SELECT r[1] FROM shardmap.remote_rows(server, 'SELECT system_identifier FROM pg_catalog.pg_control_system()', false) r);
+EXCEPTION
+    WHEN insufficient_privilege THEN RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION shardmap._system_identifier(text) IS 'system identifier of a shard''s or replica''s server; NULL: not to be seen';
+
+CREATE FUNCTION shardmap._check_replica(shard text, name text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF (SELECT r[1] FROM shardmap.remote_rows(name, 'SELECT pg_catalog.pg_is_in_recovery()', false) r) <> 't' THEN
+        RAISE EXCEPTION 'server of replica "%" is not a replica', name
+            USING ERRCODE = 'wrong_object_type', DETAIL = 'It is not in recovery.',
+                HINT = 'Name a streaming replica of the shard''s server.';
+    ELSIF shardmap._system_identifier(name) <> shardmap._system_identifier(shard) THEN
+        RAISE EXCEPTION 'server of replica "%" is not a copy of shard "%"', name, shard
+            USING ERRCODE = 'invalid_parameter_value', DETAIL = 'Its system identifier is another one.',
+                HINT = 'Name a streaming replica of the shard''s server.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_replica(text, text) IS 'raises an error unless the server behind a foreign server is a replica of the shard''s';
+
+CREATE FUNCTION shardmap._register_replica(shard text, name text, weight double precision, zone text) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO shardmap.replica (name, shard, weight, zone) VALUES ($2, $1, $3, $4)
+$$;
+COMMENT ON FUNCTION shardmap._register_replica(text, text, double precision, text) IS 'enters a replica in the catalog';
+
+CREATE FUNCTION shardmap._update_replica(name text, weight double precision, zone text, drained boolean) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE shardmap.replica r
+       SET weight = coalesce($2, r.weight), zone = coalesce($3, r.zone), drained = coalesce($4, r.drained) WHERE r.name = $1;
+    RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION shardmap._update_replica(text, double precision, text, boolean) IS 'changes a replica in the catalog, what is not NULL; false: there is none of that name';
+
+CREATE FUNCTION shardmap._delete_replica(name text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM shardmap.replica r WHERE r.name = $1;
+    RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION shardmap._delete_replica(text) IS 'takes a replica out of the catalog; false: there is none of that name';
+
+CREATE FUNCTION shardmap._no_replica(name text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'replica "%" does not exist', name
+        USING ERRCODE = 'undefined_object', HINT = 'See shardmap.replica.';
+END
+$$;
+COMMENT ON FUNCTION shardmap._no_replica(text) IS 'raises the error that there is no such replica';
+
+CREATE FUNCTION shardmap.add_replica(
+    shard text,
+    name text,
+    host text DEFAULT NULL,
+    port integer DEFAULT NULL,
+    dbname text DEFAULT NULL,
+    options text DEFAULT '',
+    weight double precision DEFAULT 1,
+    zone text DEFAULT ''
+) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
+BEGIN
+    PERFORM shardmap._find_shard(shard);
+    PERFORM shardmap._check_new_replica(shard, name, weight);
+    PERFORM shardmap._create_replica_server(shard, name, host, port, dbname, options);
+    PERFORM shardmap._register_replica(shard, name, weight, coalesce(zone, ''));
+    PERFORM shardmap._check_replica(shard, name);
+END
+$$;
+COMMENT ON FUNCTION shardmap.add_replica(text, text, text, integer, text, text, double precision, text) IS 'registers a streaming replica of a shard''s server; what is not given is as it is for the shard: database, options, user mappings';
+
+CREATE FUNCTION shardmap.set_replica(name text, weight double precision DEFAULT NULL, zone text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF weight IS NOT NULL THEN
+        PERFORM shardmap._check_replica_weight(name, weight);
+    END IF;
+    IF shardmap._update_replica(name, weight, zone, NULL) IS NOT TRUE THEN
+        PERFORM shardmap._no_replica(name);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap.set_replica(text, double precision, text) IS 'changes a replica''s weight or zone; NULL leaves it as it is';
+
+CREATE FUNCTION shardmap.drain_replica(name text, drain boolean DEFAULT true) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF shardmap._update_replica(name, NULL, NULL, drain) IS NOT TRUE THEN
+        PERFORM shardmap._no_replica(name);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap.drain_replica(text, boolean) IS 'takes a replica out of rotation, so that it gets no reads, or brings it back';
+
+CREATE FUNCTION shardmap.drop_replica(name text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning AS $$
+BEGIN
+    IF shardmap._delete_replica(name) IS NOT TRUE THEN
+        PERFORM shardmap._no_replica(name);
+    END IF;
+    EXECUTE format('DROP SERVER IF EXISTS %I CASCADE', name);
+END
+$$;
+COMMENT ON FUNCTION shardmap.drop_replica(text) IS 'forgets a replica: its foreign server, and user mappings for it; the replica itself is left alone';
+
+DO $$
+DECLARE
+    function text;
+BEGIN
+    FOREACH function IN ARRAY ARRAY['_check_replica_weight(text, double precision)', '_check_new_replica(text, text, double precision)',
+        '_create_replica_server(text, text, text, integer, text, text)', '_system_identifier(text)', '_check_replica(text, text)',
+        '_register_replica(text, text, double precision, text)', '_update_replica(text, double precision, text, boolean)',
+        '_delete_replica(text)', '_no_replica(text)',
+        'add_replica(text, text, text, integer, text, text, double precision, text)', 'set_replica(text, double precision, text)',
+        'drain_replica(text, boolean)', 'drop_replica(text)'] LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION shardmap.%s FROM PUBLIC', function);
+        EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION shardmap.%s TO shardmap_admin', function);
+    END LOOP;
+END
+$$;

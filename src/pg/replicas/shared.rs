@@ -1,0 +1,193 @@
+//! What was last heard of each server, in shared memory.
+//!
+//! Decides its layout: a table of entries, found by database and foreign server. What always holds: one process a database
+//! writes, any reads; nobody waits for anybody, for a reader that meets a change under way looks again; an entry that is
+//! read is of one moment. It is there only if the library is preloaded. Refuses servers beyond [`ENTRIES`]: they stay
+//! unknown, and the writer says so.
+
+use std::mem::size_of;
+use std::sync::atomic::{fence, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
+use pgrx::prelude::*;
+use shardmap_core::replica::{Observation, WORDS};
+
+const NAME: &std::ffi::CStr = c"pg_shardmap_replicas";
+/// Primaries and replicas that can be watched, of all databases together.
+const ENTRIES: usize = 4096;
+/// The keys of an entry that was given up, and of one that somebody is about to take. No database has OID 0.
+const GIVEN_UP: u64 = 1;
+const CLAIMED: u64 = 2;
+/// Looks at an entry that keeps changing, before it is taken to be unknown.
+const PATIENCE: usize = 10_000;
+
+static PREVIOUS_REQUEST: OnceLock<pg_sys::shmem_request_hook_type> = OnceLock::new();
+static PREVIOUS_STARTUP: OnceLock<pg_sys::shmem_startup_hook_type> = OnceLock::new();
+static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+
+/// All zero at first.
+#[repr(C)]
+struct Shared {
+    entries: [Entry; ENTRIES],
+}
+
+/// Words that are read and written as one.
+#[repr(C)]
+struct Record<const N: usize> {
+    /// Odd while they are being changed.
+    turn: AtomicU32,
+    words: [AtomicU64; N],
+}
+
+impl<const N: usize> Record<N> {
+    fn write(&self, words: [u64; N]) {
+        let turn = self.turn.load(Ordering::Relaxed) & !1;
+        self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (kept, word) in self.words.iter().zip(words) {
+            kept.store(word, Ordering::Relaxed);
+        }
+        self.turn.store(turn.wrapping_add(2), Ordering::Release);
+    }
+
+    fn read(&self) -> Option<[u64; N]> {
+        for _ in 0..PATIENCE {
+            let before = self.turn.load(Ordering::Acquire);
+            let words = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if before & 1 == 0 && self.turn.load(Ordering::Relaxed) == before {
+                return Some(words);
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+}
+
+#[repr(C)]
+struct Entry {
+    /// Database and server; 0: never used.
+    key: AtomicU64,
+    observation: Record<WORDS>,
+}
+
+fn shared() -> Option<&'static Shared> {
+    // SAFETY: set in `on_startup` only, to an area that lives as long as the process.
+    unsafe { SHARED.load(Ordering::Relaxed).as_ref() }
+}
+
+/// Whether anything can be published.
+pub fn is_there() -> bool {
+    shared().is_some()
+}
+
+fn key(server: pg_sys::Oid) -> u64 {
+    // SAFETY: a variable of the session.
+    let database = unsafe { pg_sys::MyDatabaseId };
+    u64::from(database.to_u32()) << 32 | u64::from(server.to_u32())
+}
+
+impl Shared {
+    /// The entries in which a key may stand, in the order in which it is looked for.
+    fn places(&self, key: u64) -> impl Iterator<Item = &Entry> {
+        let start = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % ENTRIES;
+        self.entries.iter().cycle().skip(start).take(ENTRIES)
+    }
+
+    fn find(&self, key: u64) -> Option<&Entry> {
+        for entry in self.places(key) {
+            match entry.key.load(Ordering::Acquire) {
+                0 => return None,
+                found if found == key => return Some(entry),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Only the one writer of a database makes entries of it, so that no key stands twice.
+    fn make(&self, key: u64) -> Option<&Entry> {
+        for entry in self.places(key) {
+            let found = entry.key.load(Ordering::Acquire);
+            if found != 0 && found != GIVEN_UP {
+                continue;
+            }
+            // What the entry said of another server must not be taken for this one's: it is emptied before it gets its key.
+            if entry.key.compare_exchange(found, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                entry.observation.write([0; WORDS]);
+                entry.key.store(key, Ordering::Release);
+                return Some(entry);
+            }
+        }
+        None
+    }
+}
+
+/// What was last heard of a foreign server of this database, a primary or a replica. `None`: it is not watched.
+///
+/// Look at [`Observation::taken_at`]: an old observation says what was, not what is.
+pub fn observation(server: pg_sys::Oid) -> Option<Observation> {
+    let words = shared()?.find(key(server))?.observation.read()?;
+    Observation::of_words(&words)
+}
+
+/// Publishes what was heard. For the one writer of this database. `false`: there is no room.
+pub fn publish(server: pg_sys::Oid, observation: &Observation) -> bool {
+    let Some(shared) = shared() else { return false };
+    let key = key(server);
+    let entry = shared.find(key).or_else(|| shared.make(key));
+    entry.map(|entry| entry.observation.write(observation.words())).is_some()
+}
+
+/// Gives up the entries of all servers of this database but `kept`. For its one writer, or when there is none.
+pub fn keep_only(kept: &[pg_sys::Oid]) {
+    let Some(shared) = shared() else { return };
+    let kept: Vec<u64> = kept.iter().map(|server| key(*server)).collect();
+    let database = key(pg_sys::InvalidOid) >> 32;
+    for entry in &shared.entries {
+        let found = entry.key.load(Ordering::Acquire);
+        if found >> 32 == database && !kept.contains(&found) {
+            entry.key.store(GIVEN_UP, Ordering::Release);
+        }
+    }
+}
+
+/// Asks for the area, if the library is being preloaded.
+pub fn init() {
+    // SAFETY: a flag of the server; hooks are set in the postmaster while it loads libraries.
+    unsafe {
+        if !pg_sys::process_shared_preload_libraries_in_progress {
+            return;
+        }
+        PREVIOUS_REQUEST.get_or_init(|| pg_sys::shmem_request_hook);
+        pg_sys::shmem_request_hook = Some(on_request);
+        PREVIOUS_STARTUP.get_or_init(|| pg_sys::shmem_startup_hook);
+        pg_sys::shmem_startup_hook = Some(on_startup);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn on_request() {
+    if let Some(previous) = PREVIOUS_REQUEST.get().copied().flatten() {
+        // SAFETY: the previous hook, called as Postgres would; its errors turn into panics at the boundary.
+        pg_guard_ffi_boundary(|| previous());
+    }
+    pg_sys::RequestAddinShmemSpace(size_of::<Shared>());
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn on_startup() {
+    if let Some(previous) = PREVIOUS_STARTUP.get().copied().flatten() {
+        // SAFETY: as above.
+        pg_guard_ffi_boundary(|| previous());
+    }
+    let mut found = false;
+    // SAFETY: this is the hook for it; all bytes zero are a valid area.
+    let area = pg_sys::ShmemInitStruct(NAME.as_ptr(), size_of::<Shared>(), &mut found).cast::<Shared>();
+    if !found {
+        std::ptr::write_bytes(area.cast::<u8>(), 0, size_of::<Shared>());
+    }
+    SHARED.store(area, Ordering::Relaxed);
+}

@@ -1,0 +1,111 @@
+"""Registering replicas: what is checked, what is left behind, who may, and what a dump keeps."""
+
+import psycopg
+import pytest
+from cluster import Cluster
+from psycopg import errors
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(shards=2, replicas=1, layout="servers") as cluster:
+        cluster.psql("CREATE ROLE ann LOGIN; CREATE ROLE adm LOGIN IN ROLE shardmap_admin")
+        yield cluster
+
+
+@pytest.fixture
+def conn(cluster):
+    with psycopg.connect(cluster.dsn(), autocommit=True) as conn:
+        yield conn
+
+
+def stranger(cluster):
+    """A replica of a server that has nothing to do with the cluster."""
+    primary = cluster._server("stranger", {})
+    primary.create(fresh=True)
+    replica = cluster._server("stranger-replica", {}, primary.start())
+    replica.create()
+    return replica.start()
+
+
+def registered(conn):
+    return conn.execute("SELECT shard, name, weight, zone, drained FROM shardmap.replica ORDER BY name").fetchall()
+
+
+def test_a_cluster_registers_its_replicas(conn):
+    assert registered(conn) == [("shard-0", "shard-0-replica-0", 1, "", False), ("shard-1", "shard-1-replica-0", 1, "", False)]
+    # Its database is the shard's, and the shard's user mapping serves.
+    rows = conn.execute("SELECT r FROM shardmap.remote_rows('shard-1-replica-0', 'SELECT current_database(), pg_is_in_recovery()', false) r")
+    assert rows.fetchone()[0] == ["shard_1", "t"]
+
+
+def refused(conn, sql, error):
+    before = conn.execute("SELECT count(*) FROM pg_foreign_server").fetchone()
+    with pytest.raises(error) as raised:
+        conn.execute(sql)
+    assert conn.execute("SELECT count(*) FROM pg_foreign_server").fetchone() == before
+    return raised.value.diag
+
+
+def test_only_replicas_of_the_shard_are_taken(cluster, conn):
+    add = f"SELECT shardmap.add_replica('shard-0', '%s', port => %d, host => '127.0.0.1')"
+    diag = refused(conn, add % ("new", cluster.shard_server(0).port), errors.WrongObjectType)
+    assert diag.message_primary == 'server of replica "new" is not a replica'
+    other = stranger(cluster)
+    try:
+        diag = refused(conn, add % ("new', dbname => 'postgres", other.port), errors.InvalidParameterValue)
+    finally:
+        other.primary.remove()
+        other.remove()
+    assert diag.message_primary == 'server of replica "new" is not a copy of shard "shard-0"'
+    refused(conn, add % ("new", 1), errors.SqlclientUnableToEstablishSqlconnection)
+    refused(conn, add % ("shard-0-replica-0", 1), errors.DuplicateObject)
+    refused(conn, add % ("shard-1", 1), errors.DuplicateObject)
+    refused(conn, "SELECT shardmap.add_replica('shard-7', 'new')", errors.UndefinedObject)
+    refused(conn, "SELECT shardmap.add_replica('shard-0', 'new', weight => -1)", errors.InvalidParameterValue)
+
+
+def test_change_and_drop(cluster, conn):
+    conn.execute(f"SELECT shardmap.add_replica('shard-0', 'second', '127.0.0.1', {cluster.replica_server(0).port}, weight => 0.5, zone => 'a')")
+    conn.execute("SELECT shardmap.set_replica('second', weight => 2)")
+    conn.execute("SELECT shardmap.drain_replica('second')")
+    assert ("shard-0", "second", 2, "a", True) in registered(conn)
+    conn.execute("SELECT shardmap.set_replica('second', zone => 'b'), shardmap.drain_replica('second', false)")
+    assert ("shard-0", "second", 2, "b", False) in registered(conn)
+    diag = refused(conn, "SELECT shardmap.drop_shard('shard-0', abandon => true)", errors.DependentObjectsStillExist)
+    assert diag.message_detail == "Replicas: second, shard-0-replica-0."
+    conn.execute("SELECT shardmap.drop_replica('second')")
+    assert len(registered(conn)) == 2
+    assert conn.execute("SELECT FROM pg_foreign_server WHERE srvname = 'second'").fetchone() is None
+    for call in ("drop_replica('second')", "set_replica('second', 1)", "drain_replica('second')"):
+        refused(conn, f"SELECT shardmap.{call}", errors.UndefinedObject)
+
+
+def test_administrators_only(cluster):
+    with psycopg.connect(cluster.dsn(user="ann"), autocommit=True) as ann:
+        assert len(registered(ann)) == 2
+        for call in ("add_replica('shard-0', 'x')", "drop_replica('shard-0-replica-0')", "set_replica('shard-0-replica-0', 2)",
+                     "drain_replica('shard-0-replica-0')"):
+            refused(ann, f"SELECT shardmap.{call}", errors.InsufficientPrivilege)
+    with psycopg.connect(cluster.dsn(user="adm"), autocommit=True) as adm:
+        adm.execute("SELECT shardmap.set_replica('shard-0-replica-0', 3)")
+        adm.execute("SELECT shardmap.set_replica('shard-0-replica-0', 1)")
+
+
+def test_mappings_of_the_shard_serve_its_replicas(cluster, conn):
+    conn.execute("CREATE USER MAPPING FOR ann SERVER \"shard-0\" OPTIONS (user 'postgres', password_required 'false')")
+    conn.execute("GRANT EXECUTE ON FUNCTION shardmap.remote_rows TO ann")
+    with psycopg.connect(cluster.dsn(user="ann"), autocommit=True) as ann:
+        ask = "SELECT r FROM shardmap.remote_rows(%s, 'SELECT 1', false) r"
+        assert ann.execute(ask, ["shard-0-replica-0"]).fetchone()[0] == ["1"]
+        with pytest.raises(errors.UndefinedObject, match='has no user mapping for shard "shard-1-replica-0"'):
+            ann.execute(ask, ["shard-1-replica-0"])
+    # Another owner might be somebody else.
+    conn.execute('ALTER SERVER "shard-0-replica-0" OWNER TO postgres')
+    with psycopg.connect(cluster.dsn(user="ann"), autocommit=True) as ann, pytest.raises(errors.UndefinedObject):
+        ann.execute(ask, ["shard-0-replica-0"])
+    conn.execute('ALTER SERVER "shard-0-replica-0" OWNER TO shardmap_admin')
+
+
+def test_nothing_is_resolved_on_a_replica(conn):
+    assert conn.execute("SELECT shard FROM shardmap.resolve_transactions() WHERE error IS NOT NULL").fetchall() == []
