@@ -7,7 +7,7 @@
 //! 4. What reaches everywhere is left to the partitions, and flagged when it starts (`flag`).
 //!
 //! What always holds: with `shardmap.enable_routing` off the same statement gives the same answer through the partitions.
-//! Refuses: a conflict target or DO UPDATE on a logical table, MERGE into one (postgres_fdw cannot run them).
+//! Refuses: a conflict target or DO UPDATE, and MERGE, that no one shard can do as a whole (postgres_fdw cannot run them).
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_char;
@@ -85,7 +85,7 @@ unsafe extern "C-unwind" fn plan(
         Ok(planned) => return finish(planned),
         Err(obstacle) => obstacle,
     };
-    let reads_first = match unsupported(&reading).map_or_else(|| barrier::is_needed(query, &reading), Err) {
+    let reads_first = match unsupported(&reading, obstacle).map_or_else(|| barrier::is_needed(query, &reading), Err) {
         Ok(reads_first) => reads_first,
         Err(refusal) if params.is_null() && has_parameters(query) => {
             let planned = router::refused::plan(query, &refusal, |stand_in| hand_on(stand_in, sql, alone, params));
@@ -360,7 +360,7 @@ unsafe fn refuse_empty_copy(catalog: &catalog::Catalog, query: *mut pg_sys::Quer
 }
 
 /// What postgres_fdw would refuse less clearly, or not at all.
-unsafe fn unsupported(reading: &Reading) -> Option<Refusal> {
+unsafe fn unsupported(reading: &Reading, obstacle: whole::Obstacle) -> Option<Refusal> {
     if let Some(table) = same_key::changed(reading) {
         return Some(key_change(table));
     }
@@ -381,9 +381,13 @@ unsafe fn unsupported(reading: &Reading) -> Option<Refusal> {
         (reference.usage == Usage::Merge).then(|| {
             Refusal::new(
                 PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-                format!("MERGE into table {table} is not supported"),
+                format!("MERGE into table {table} cannot run on one shard"),
             )
-            .hint("Use UPDATE, DELETE and INSERT .. ON CONFLICT DO NOTHING in one transaction.")
+            .detail(obstacle)
+            .hint(
+                "Let ON compare the key with a value, or with a key of the source that has one, and insert that key. Or use \
+                 UPDATE, DELETE and INSERT in one transaction.",
+            )
         })
     })
 }

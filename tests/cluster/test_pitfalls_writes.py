@@ -168,7 +168,7 @@ def test_pitfall_24_explain_analyze_runs_once(db, routing):
 
 @ROUTING
 def test_pitfall_25_returning_from_using(db, routing):
-    """ON CONFLICT is below. MERGE is for later: a clear refusal until then."""
+    """ON CONFLICT and MERGE are below."""
     with db.connect(shardmap__enable_routing=routing) as conn:
         for sql, want in (
                 ("UPDATE t SET c = 'new' WHERE k = 7 RETURNING k, id, c", [(7, 1, "new"), (7, 2, "new")]),
@@ -194,9 +194,9 @@ def test_pitfall_25_returning_from_using(db, routing):
     "INSERT INTO t TABLE u ON CONFLICT (k, id) DO UPDATE SET c = 'x'",
     "WITH w AS (INSERT INTO t TABLE u ON CONFLICT (k, id) DO UPDATE SET c = 'x' RETURNING *) TABLE w",
     "UPDATE t SET c = 'x' RETURNING (SELECT count(*) FROM t x WHERE x.k = {a})",
-    "MERGE INTO t USING u ON t.k = u.k AND t.id = u.id AND t.k = 7 WHEN MATCHED THEN UPDATE SET c = 'x'",
+    "MERGE INTO t USING u ON t.k = u.k AND t.id = u.id AND t.k = 7 WHEN NOT MATCHED THEN INSERT VALUES (u.k, 99)",
     "MERGE INTO t USING u ON t.k = u.k AND t.id = u.id WHEN MATCHED THEN DELETE",
-    "MERGE INTO t USING (VALUES (1)) v ON t.k = v.column1 WHEN NOT MATCHED THEN INSERT VALUES (1, 1)",
+    "MERGE INTO t USING (VALUES ({a})) v ON t.k = v.column1 WHEN NOT MATCHED THEN INSERT VALUES ({b}, 1)",
     "MERGE INTO t USING local l ON t.k = l.k WHEN NOT MATCHED THEN DO NOTHING",
 ])
 def test_pitfall_25_refusals_have_a_code_and_a_hint(db, conn, routing, sql):
@@ -224,6 +224,11 @@ WHOLE = [
      [(7, 1, "new")], [(1, "new"), (2, "old")]),
     ("UPDATE t SET c = 'new' WHERE k = 7 AND id = 1 RETURNING id, (SELECT count(*) FROM t x WHERE x.k = 7 AND c = 'old')",
      1, [(1, 2)], [(1, "new"), (2, "old")]),
+    ("MERGE INTO t USING (VALUES (7, 1, 'new'), (7, 3, 'new')) s(k, id, c) ON t.k = s.k AND t.id = s.id"
+     " WHEN MATCHED THEN UPDATE SET c = s.c WHEN NOT MATCHED THEN INSERT VALUES (s.k, s.id, s.c)", 2, None,
+     [(1, "new"), (2, "old"), (3, "new")]),
+    ("MERGE INTO t USING u ON t.k = u.k AND t.id = u.id AND t.k = 7 WHEN MATCHED AND u.id = 1 THEN DELETE", 1, None,
+     [(2, "old")]),
     ("WITH w AS (DELETE FROM t WHERE k = 7 AND id = 1 RETURNING k) SELECT x.id FROM w JOIN t x USING (k) WHERE k = 7", 2,
      [(1,), (2,)], [(2, "old")]),
 ]

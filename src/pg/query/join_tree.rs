@@ -17,10 +17,6 @@ impl Reader<'_> {
     pub(super) unsafe fn from(&mut self, query: *mut pg_sys::Query, from: *mut pg_sys::FromExpr) -> Node {
         let nodes: Vec<_> = items::<pg_sys::Node>((*from).fromlist).collect();
         let nodes = nodes.into_iter().map(|node| self.node(query, node)).collect();
-        if (*query).commandType == pg_sys::CmdType::CMD_MERGE {
-            // Up to 16 MERGE's ON stands here, which keeps source rows without a match.
-            return Node::From(nodes, Vec::new());
-        }
         self.note_required((*from).quals);
         Node::From(nodes, self.whole(query, std::ptr::addr_of_mut!((*from).quals)))
     }
@@ -37,7 +33,7 @@ impl Reader<'_> {
         facts
     }
 
-    unsafe fn node(&mut self, query: *mut pg_sys::Query, node: *mut pg_sys::Node) -> Node {
+    pub(super) unsafe fn node(&mut self, query: *mut pg_sys::Query, node: *mut pg_sys::Node) -> Node {
         match tag(node) {
             pg_sys::NodeTag::T_FromExpr => self.from(query, node.cast()),
             pg_sys::NodeTag::T_RangeTblRef => self.leaf(query, (*node.cast::<pg_sys::RangeTblRef>()).rtindex as u32),
@@ -70,6 +66,7 @@ impl Reader<'_> {
             pg_sys::RTEKind::RTE_RELATION => self.relation(query, rti, entry),
             pg_sys::RTEKind::RTE_SUBQUERY => self.derived(query, rti, (*entry).subquery),
             pg_sys::RTEKind::RTE_CTE => self.cte(query, rti, entry),
+            pg_sys::RTEKind::RTE_VALUES => self.values(query, rti, (*entry).values_lists),
             _ => Node::Local,
         }
     }
@@ -97,12 +94,17 @@ impl Reader<'_> {
         let inner = self.levels.split_off(depth + 1);
         let arms = self.arms(body);
         self.levels.extend(inner);
-        self.derive(query, rti, arms)
+        let values = self.fixed_outputs(query, rti, body);
+        Node::From(vec![self.derive(query, rti, arms)], values)
     }
 
     unsafe fn derived(&mut self, query: *mut pg_sys::Query, rti: u32, body: *mut pg_sys::Query) -> Node {
         let arms = self.arms(body);
-        self.derive(query, rti, arms)
+        let values = self.fixed_outputs(query, rti, body);
+        match (self.derive(query, rti, arms), values) {
+            (node, values) if values.is_empty() => node,
+            (node, values) => Node::From(vec![node], values),
+        }
     }
 
     fn derive(&mut self, query: *mut pg_sys::Query, rti: u32, arms: Arms) -> Node {

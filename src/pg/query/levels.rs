@@ -75,16 +75,18 @@ impl Reader<'_> {
     unsafe fn plain(&mut self, query: *mut pg_sys::Query) -> Arms {
         self.written(query);
         let jointree = (*query).jointree;
-        let from = match jointree.is_null() {
-            true => Node::Local,
-            false => self.from(query, jointree),
+        let (from, apart) = match (*query).commandType {
+            _ if jointree.is_null() => (Node::Local, None),
+            pg_sys::CmdType::CMD_MERGE => self.merge(query),
+            _ => (self.from(query, jointree), None),
         };
         let sublinks = self.sublinks(query);
         let outputs = self.outputs(query);
         let grouped = (*query).hasAggs || !(*query).havingQual.is_null();
         let always_yields = (grouped && (*query).groupClause.is_null()) || !(*query).groupingSets.is_null();
         let open = open_outputs(query);
-        Arms { levels: vec![(Level { from, sublinks, apart: Vec::new(), always_yields }, outputs)], open }
+        let apart = apart.into_iter().collect();
+        Arms { levels: vec![(Level { from, sublinks, apart, always_yields }, outputs)], open }
     }
 }
 

@@ -8,6 +8,7 @@ pub mod inline;
 mod join_tree;
 pub mod late;
 mod levels;
+pub mod merge;
 mod outputs;
 pub mod read;
 pub mod same_key;

@@ -23,7 +23,7 @@ pub enum Usage {
     Read,
     /// Rows with these keys are inserted; `None`: each row's key is known only when it comes.
     Insert(Option<Vec<Operand>>),
-    /// It is the target of MERGE.
+    /// It is the target of MERGE: rows that match, that are inserted, or that match nothing.
     Merge,
 }
 

@@ -63,12 +63,19 @@ pub unsafe fn is_column(node: *mut pg_sys::Node, rti: u32, column: i16) -> bool 
         .is_some_and(|var| (*var).varno as u32 == rti && (*var).varattno == column && (*var).varlevelsup == 0)
 }
 
-unsafe fn assignment(targets: *const pg_sys::List, key: i16) -> Option<*mut pg_sys::TargetEntry> {
+/// The assignment to column `key` in a list of them.
+///
+/// # Safety
+/// `targets` must be NIL or a list of target entries.
+pub unsafe fn assignment(targets: *const pg_sys::List, key: i16) -> Option<*mut pg_sys::TargetEntry> {
     items::<pg_sys::TargetEntry>(targets).find(|target| (**target).resno == key && !(**target).resjunk)
 }
 
-/// Assigns the column to itself, if that stores what the value would.
-unsafe fn assign_itself(target: *mut pg_sys::TargetEntry, reference: &Reference) {
+/// Assigns the column to itself, if that stores what the value would, which is equal to it.
+///
+/// # Safety
+/// `target` must be an assignment to the key of `reference`.
+pub unsafe fn assign_itself(target: *mut pg_sys::TargetEntry, reference: &Reference) {
     let (key, value) = (reference.table.key, (*target).expr.cast::<pg_sys::Node>());
     let kind = pg_sys::exprType(value);
     if !KeyType::of(kind).is_some_and(|kind| looks_equal(kind.kind)) {

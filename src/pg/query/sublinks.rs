@@ -5,6 +5,7 @@ use shardmap_core::route::{Column, Sublink};
 
 use super::columns::{comparable, is_equality};
 use super::join_tree::conjuncts_of;
+use super::merge::{actions, lacks_source};
 use super::read::Reader;
 use super::tree::{cast, items, nth, walk_expression, walk_level};
 use crate::pg::keys::KeyType;
@@ -64,14 +65,16 @@ impl Reader<'_> {
     }
 }
 
-/// The subqueries of an UPDATE that see the new row: in RETURNING and in the checks of policies and views.
+/// The subqueries of an UPDATE or MERGE that see the new row: in RETURNING and in the checks of policies and views. And those
+/// of a MERGE's actions for rows without a source, for which nothing holds that holds for the source's rows.
 unsafe fn computed_after(query: *mut pg_sys::Query) -> Vec<*mut pg_sys::SubLink> {
     let mut links = Vec::new();
-    if (*query).commandType != pg_sys::CmdType::CMD_UPDATE {
+    if !matches!((*query).commandType, pg_sys::CmdType::CMD_UPDATE | pg_sys::CmdType::CMD_MERGE) {
         return links;
     }
     let checks = items::<pg_sys::WithCheckOption>((*query).withCheckOptions).map(|check| (*check).qual);
-    for part in checks.chain([(*query).returningList.cast()]) {
+    let actions = actions(query).filter(|action| lacks_source(*action)).map(|action| action.cast());
+    for part in checks.chain([(*query).returningList.cast()]).chain(actions) {
         walk_expression(part, &mut |node| {
             links.extend(cast::<pg_sys::SubLink>(node, pg_sys::NodeTag::T_SubLink));
             true

@@ -1,5 +1,5 @@
-//! What a statement writes: the target of INSERT or MERGE, which is in no join tree, the keys of inserted rows, and what
-//! an UPDATE makes of the key.
+//! What a statement writes: the target of an INSERT, which is in no join tree, the keys of its rows, and what an UPDATE makes
+//! of the key. Of MERGE: [`super::merge`].
 
 use pgrx::pg_sys;
 use shardmap_core::route::Operand;
@@ -9,14 +9,13 @@ use super::tree::{cast, items, nth, rte};
 use crate::pg::catalog::LogicalTable;
 
 impl Reader<'_> {
-    /// The target of INSERT or MERGE, which is not in the join tree.
+    /// The target of INSERT.
     pub(super) unsafe fn written(&mut self, query: *mut pg_sys::Query) {
         let rti = (*query).resultRelation as u32;
         let Some(entry) = rte(query, rti) else { return };
         let Some(table) = self.catalog.table((*entry).relid).cloned() else { return };
         let usage = match (*query).commandType {
             pg_sys::CmdType::CMD_INSERT => Usage::Insert(self.inserted_keys(query, &table)),
-            pg_sys::CmdType::CMD_MERGE => Usage::Merge,
             pg_sys::CmdType::CMD_UPDATE => return self.assigned_key(query, &table),
             _ => return,
         };

@@ -333,7 +333,7 @@ unsafe fn written_tables(query: *mut pg_sys::Query) -> Vec<pg_sys::Oid> {
 
 /// Whether the statement has no row unless its tables have one: a plain join without aggregates.
 unsafe fn is_empty_without_key(query: *mut pg_sys::Query) -> bool {
-    (*query).commandType != pg_sys::CmdType::CMD_INSERT
+    !matches!((*query).commandType, pg_sys::CmdType::CMD_INSERT | pg_sys::CmdType::CMD_MERGE)
         && (!(*query).hasAggs || !(*query).groupClause.is_null())
         && !(*query).hasModifyingCTE
         && (*query).groupingSets.is_null()

@@ -27,13 +27,13 @@ pub struct Shipment {
     pub inputs: Vec<*mut pg_sys::Node>,
 }
 
-struct Shipper {
+pub(super) struct Shipper {
     inputs: Vec<*mut pg_sys::Node>,
     obstacle: Option<Obstacle>,
     /// Constants become parameters.
-    lifts: bool,
+    pub(super) lifts: bool,
     /// Each expression is computed for one row only.
-    once: bool,
+    pub(super) once: bool,
 }
 
 /// Rewrites a copy of `query`.
@@ -77,6 +77,9 @@ impl Shipper {
 
     /// The values that an INSERT or UPDATE gives, which are looked at before the rest of their level: a copy of the query.
     unsafe fn written_values(&mut self, query: *mut pg_sys::Query) -> *mut pg_sys::Query {
+        if (*query).commandType == pg_sys::CmdType::CMD_MERGE {
+            return self.merge(query);
+        }
         let inserts = (*query).commandType == pg_sys::CmdType::CMD_INSERT;
         if !inserts && (*query).commandType != pg_sys::CmdType::CMD_UPDATE {
             return query;
@@ -133,11 +136,11 @@ impl Shipper {
         rows
     }
 
-    unsafe fn list(&mut self, list: *mut pg_sys::List) -> *mut pg_sys::List {
+    pub(super) unsafe fn list(&mut self, list: *mut pg_sys::List) -> *mut pg_sys::List {
         raw::expression_tree_mutator(list.cast(), Some(step), self.context()).cast()
     }
 
-    unsafe fn node(&mut self, node: *mut pg_sys::Node) -> *mut pg_sys::Node {
+    pub(super) unsafe fn node(&mut self, node: *mut pg_sys::Node) -> *mut pg_sys::Node {
         if self.obstacle.is_some() {
             return node;
         }

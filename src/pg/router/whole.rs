@@ -12,6 +12,7 @@ use shardmap_core::route::{Operand, Reach};
 
 use crate::pg::catalog::Catalog;
 use crate::pg::keys::KeyType;
+use crate::pg::query::merge::actions;
 use crate::pg::query::read::{Reading, Usage};
 use crate::pg::query::same_key::keeps_key;
 #[cfg(not(feature = "pg15"))]
@@ -76,7 +77,7 @@ fn has_one_shard(reading: &Reading) -> bool {
         && !matches!(keyspace.map.strategy(), Strategy::Range(_))
         && reading.tables.iter().all(|reference| {
             reference.table.keyspace.name == keyspace.name
-                && matches!(reference.usage, Usage::Read | Usage::Insert(Some(_)))
+                && matches!(reference.usage, Usage::Read | Usage::Insert(Some(_)) | Usage::Merge)
         })
 }
 
@@ -91,8 +92,8 @@ unsafe fn one_key(reading: &Reading, reaches: &[Option<Reach>]) -> Result<Key, O
         }
         let (known, late) = match (&reference.usage, reach) {
             (Usage::Insert(Some(rows)), _) => inserted(rows)?,
-            (Usage::Read, Some(Reach::Keys(keys))) => (keys.clone(), Vec::new()),
-            (Usage::Read, Some(Reach::Deferred(late))) => {
+            (Usage::Read | Usage::Merge, Some(Reach::Keys(keys))) => (keys.clone(), Vec::new()),
+            (Usage::Read | Usage::Merge, Some(Reach::Deferred(late))) => {
                 (late.keys.iter().cloned().collect(), late.values.iter().copied().collect())
             }
             _ => return Err(MANY_SHARDS),
@@ -116,11 +117,8 @@ unsafe fn one_key(reading: &Reading, reaches: &[Option<Reach>]) -> Result<Key, O
                 Some(_) => return Err(LATE),
             }
         }
-        // No key at all: nothing to ask a shard for.
-        if found.is_none() {
-            return Err(MANY_SHARDS);
-        }
     }
+    // No key at all: nothing to ask a shard for.
     found.ok_or(MANY_SHARDS)
 }
 
@@ -166,7 +164,10 @@ fn inserted(rows: &[Operand]) -> Result<(Vec<Vec<u8>>, Vec<u32>), Obstacle> {
 unsafe fn level(catalog: &Catalog, query: *mut pg_sys::Query) -> Result<(), Obstacle> {
     let writes = match (*query).commandType {
         pg_sys::CmdType::CMD_SELECT => false,
-        pg_sys::CmdType::CMD_INSERT | pg_sys::CmdType::CMD_UPDATE | pg_sys::CmdType::CMD_DELETE => true,
+        pg_sys::CmdType::CMD_INSERT
+        | pg_sys::CmdType::CMD_UPDATE
+        | pg_sys::CmdType::CMD_DELETE
+        | pg_sys::CmdType::CMD_MERGE => true,
         _ => return Err(SHAPE),
     };
     if !(*query).withCheckOptions.is_null() {
@@ -235,6 +236,10 @@ unsafe fn target(catalog: &Catalog, query: *mut pg_sys::Query) -> Result<(), Obs
     let table = catalog.table((*entry).relid).ok_or(OTHER_TABLES)?;
     let assigns_key = |list: *const pg_sys::List| !keeps_key(list, (*query).resultRelation as u32, table.key);
     if (*query).commandType == pg_sys::CmdType::CMD_UPDATE && assigns_key((*query).targetList) {
+        return Err(KEY_ASSIGNED);
+    }
+    let updates = |action: *mut pg_sys::MergeAction| (*action).commandType == pg_sys::CmdType::CMD_UPDATE;
+    if actions(query).any(|action| updates(action) && assigns_key((*action).targetList)) {
         return Err(KEY_ASSIGNED);
     }
     let conflict = (*query).onConflict;

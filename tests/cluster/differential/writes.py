@@ -10,7 +10,7 @@ from .queries import Query
 from .relations import Column, Relation
 from .schema import TABLES, VIEWS, random_row, stored_columns, types_of
 from .tree import Part, joined
-from .values import null, quoted, typed
+from .values import null, quoted, spelled, typed
 
 WRITABLE = [*TABLES, *VIEWS]
 
@@ -202,8 +202,13 @@ class Writes:
     def merge(self):
         table = self.target()
         source = self.rng.choice([t for t in TABLES if t.type == table.type])
-        sql = [f"MERGE INTO {table.name} t USING {source.name} s ON t.k = s.k AND t.id = s.id AND ",
-               self.condition([self.relation_of(table, "t")], depth=0), " WHEN MATCHED THEN UPDATE SET b = s.b"]
+        item, key = source.name, spelled(self.rng, table.type)
+        if self.rng.random() < 0.7:  # all of one key
+            item = [f"(SELECT * FROM {source.name} WHERE k = ", key, ")"]
+        sql = [f"MERGE INTO {table.name} t USING ", item, " s ON t.k = s.k AND t.id = s.id AND ",
+               self.condition([self.relation_of(table, "t")], depth=0),
+               self.rng.choice([" WHEN MATCHED THEN UPDATE SET b = s.b", " WHEN MATCHED AND s.id % 2 = 0 THEN DELETE",
+                                " WHEN MATCHED THEN DO NOTHING"])]
         if self.rng.random() < 0.5 and table.kind == "table":
             sql.append(" WHEN NOT MATCHED THEN INSERT (k, id, a) VALUES (s.k, s.id + 7000, s.a)")
         return Step(sql, "write", (), (table.stored,), has_rows=False)
