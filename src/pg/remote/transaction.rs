@@ -82,14 +82,18 @@ pub fn expect() {
 
 /// The statement that opens a shard's transaction like ours.
 fn begin_statement() -> String {
-    // SAFETY: reads two variables of the transaction.
-    let (isolation, read_only) = unsafe { (pg_sys::XactIsoLevel, pg_sys::XactReadOnly) };
+    // SAFETY: reads three variables of the transaction.
+    let (isolation, read_only, deferrable) =
+        unsafe { (pg_sys::XactIsoLevel, pg_sys::XactReadOnly, pg_sys::XactDeferrable) };
     let isolation = match isolation as u32 {
         pg_sys::XACT_SERIALIZABLE => "SERIALIZABLE",
         pg_sys::XACT_REPEATABLE_READ => "REPEATABLE READ",
         _ => "READ COMMITTED",
     };
-    format!("START TRANSACTION ISOLATION LEVEL {isolation}, READ {}", if read_only { "ONLY" } else { "WRITE" })
+    let access = if read_only { "READ ONLY" } else { "READ WRITE" };
+    // It means something in this combination only.
+    let deferrable = if deferrable && read_only && isolation == "SERIALIZABLE" { ", DEFERRABLE" } else { "" };
+    format!("START TRANSACTION ISOLATION LEVEL {isolation}, {access}{deferrable}")
 }
 
 /// The commands that bring the shard's transaction to the state in which the next statement belongs. They count as done:

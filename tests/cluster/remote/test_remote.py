@@ -110,6 +110,30 @@ def test_read_only_is_carried_over(conn):
         execute(conn, "INSERT INTO public.t VALUES (1)")
 
 
+@pytest.mark.parametrize("mode", ["DEFERRABLE", "NOT DEFERRABLE"])
+def test_deferrable_is_carried_over(conn, mode):
+    with conn.transaction():
+        conn.execute(f"SET TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY, {mode}")
+        assert rows(conn, "SHOW transaction_deferrable") == [["on" if mode == "DEFERRABLE" else "off"]]
+    with conn.transaction():  # means nothing there
+        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY, DEFERRABLE")
+        assert rows(conn, "SHOW transaction_deferrable") == [["off"]]
+
+
+def test_deferrable_waits_for_a_safe_snapshot(place, conn):
+    """Another transaction that writes may still make it unsafe; a timeout ends the wait."""
+    with place.shard() as other:
+        other.execute("BEGIN ISOLATION LEVEL SERIALIZABLE; INSERT INTO public.t VALUES (1)")
+        with pytest.raises(errors.QueryCanceled), conn.transaction():
+            conn.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY, DEFERRABLE")
+            conn.execute("SET LOCAL statement_timeout = '300ms'")
+            rows(conn, "SELECT a FROM public.t")
+        other.execute("COMMIT")
+    with conn.transaction():
+        conn.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY, DEFERRABLE")
+        assert rows(conn, "SELECT a FROM public.t") == [["1"]]
+
+
 def test_prepare_transaction_is_refused(place, conn):
     conn.execute("BEGIN")
     execute(conn, "INSERT INTO public.t VALUES (1)")
