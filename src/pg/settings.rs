@@ -141,9 +141,84 @@ fn init_commit() {
     );
 }
 
+/// Connections of all sessions to one shard; 0: no limit.
+pub static MAX_CONNECTIONS_PER_SHARD: GucSetting<i32> = GucSetting::<i32>::new(0);
+/// Milliseconds.
+pub static CONNECTION_WAIT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+/// Milliseconds; 0: they are kept.
+pub static IDLE_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(600_000);
+/// Seconds.
+pub static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10);
+/// Shards that one statement has under way at once; 0: all.
+pub static MAX_FANOUT_WIDTH: GucSetting<i32> = GucSetting::<i32>::new(64);
+
+/// How many shards a statement may have at work.
+pub fn fanout_width() -> usize {
+    match MAX_FANOUT_WIDTH.get() {
+        ..=0 => usize::MAX,
+        width => width.unsigned_abs() as usize,
+    }
+}
+
+fn init_connections() {
+    GucRegistry::define_int_guc(
+        c"shardmap.max_connections_per_shard",
+        c"Limits the connections that all sessions of this server together hold to one shard.",
+        c"0 sets no limit. At the limit a session waits for a free one, for shardmap.connection_wait at most. \
+          Has no effect unless pg_shardmap is in shared_preload_libraries.",
+        &MAX_CONNECTIONS_PER_SHARD,
+        0,
+        262_143,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.connection_wait",
+        c"Sets the longest time that a session waits for a connection to a shard when all are taken.",
+        c"Then the statement fails, with SQLSTATE 53300. 0 does not wait.",
+        &CONNECTION_WAIT,
+        0,
+        i32::MAX,
+        GucContext::Userset,
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.idle_timeout",
+        c"Closes a session's connection to a shard that it has not used for this long.",
+        c"Also while the client is idle, outside of transactions. 0 keeps connections as long as the session lasts.",
+        &IDLE_TIMEOUT,
+        0,
+        i32::MAX,
+        GucContext::Userset,
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.connect_timeout",
+        c"Sets the longest time that connecting to one address of a shard may take.",
+        c"The option connect_timeout of the shard's foreign server goes first. 0 waits as long as the network does.",
+        &CONNECT_TIMEOUT,
+        0,
+        3600,
+        GucContext::Userset,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.max_fanout_width",
+        c"Sets the number of shards that a statement has at work at the same time.",
+        c"More are asked one by one as others end. Holds for each scan of a logical table, and for \
+          shardmap.run_on_shards(). 0 asks all at once.",
+        &MAX_FANOUT_WIDTH,
+        0,
+        65_535,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+}
+
 /// Defines the settings. Once per process.
 pub fn init() {
     init_commit();
+    init_connections();
     GucRegistry::define_bool_guc(
         c"shardmap.enable_routing",
         c"Plans a statement that names one shard's key directly on that shard.",

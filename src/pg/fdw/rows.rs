@@ -10,6 +10,7 @@ use pgrx::pg_sys;
 
 use super::private::ScanPlan;
 use super::shard::{connect, statement, Inputs};
+use super::side_by_side::Turn;
 use super::tuples::{clear, scan_types, Rows};
 use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
@@ -33,6 +34,8 @@ pub struct Scan {
     store: Option<Store>,
     /// The last row wanted has not come (asynchronous scans only).
     pub pending: bool,
+    /// Its place among the scans that run side by side, while it has rows to come.
+    pub turn: Option<Turn>,
 }
 
 /// Rows kept for a rewind.
@@ -69,6 +72,7 @@ impl Scan {
             forms_tuples,
             store: (rewinds && !forms_tuples).then(|| Store::new(desc)),
             pending: false,
+            turn: None,
         })
     }
 
@@ -133,6 +137,7 @@ impl Scan {
                 }
             }
             Next::End => {
+                self.turn = None;
                 self.store.iter_mut().for_each(|store| store.complete = true);
                 clear(slot);
             }
@@ -158,6 +163,7 @@ impl Scan {
 
     /// Ends the statement on the shard.
     pub fn close(&mut self) -> Result<()> {
+        self.turn = None;
         self.portal.take().map_or(Ok(()), |portal| portal.close())
     }
 

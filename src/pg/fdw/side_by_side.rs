@@ -1,7 +1,11 @@
 //! Scans of several shards at once, below an Append: all are asked before the first is waited for.
 //!
-//! Source: executor/execAsync.h. What always holds: a request is either complete or waits for the one portal whose rows
+//! Source: executor/execAsync.h. What always holds: of one Append's scans no more are at work than `shardmap.max_fanout_width`
+//! says, and never none while there are some to do, so that it goes on by itself, whatever other Appends do; a request is either complete or waits for the one portal whose rows
 //! are on its connection's way; a scan whose rows were set aside for another's sake is served without waiting.
+
+use std::cell::Cell;
+use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
@@ -9,7 +13,9 @@ use pgrx::prelude::*;
 use super::lazy::{self, Node};
 use super::rows::Scan;
 use crate::pg::raw;
+use crate::pg::remote::failure::Result;
 use crate::pg::remote::guard;
+use crate::pg::settings::fanout_width;
 
 /// # Safety
 /// Called by the executor.
@@ -18,10 +24,7 @@ pub unsafe extern "C-unwind" fn foreign_async_request(request: *mut pg_sys::Asyn
         let node = (*request).requestee.cast::<pg_sys::ForeignScanState>();
         match lazy::begin_scan(node)? {
             None => raw::ExecAsyncRequestDone(request, std::ptr::null_mut()),
-            Some(scan) => {
-                scan.start(node)?;
-                produce(request);
-            }
+            Some(_) => begin_in_turn(request)?,
         }
         Ok(())
     });
@@ -33,7 +36,7 @@ pub unsafe extern "C-unwind" fn foreign_async_configure_wait(request: *mut pg_sy
     guard(|| {
         let node = (*request).requestee.cast::<pg_sys::ForeignScanState>();
         (*request).callback_pending = false;
-        produce(request);
+        begin_in_turn(request)?;
         if (*request).request_complete {
             raw::ExecAsyncResponse(request);
             if let Some(instrument) = (*(*request).requestee).instrument.as_mut() {
@@ -63,11 +66,70 @@ pub unsafe extern "C-unwind" fn foreign_async_notify(request: *mut pg_sys::Async
     produce(request);
 }
 
-unsafe fn state<'a>(node: *mut pg_sys::ForeignScanState) -> Option<&'a Scan> {
-    match (*node).fdw_state.cast::<Node>().as_ref() {
+unsafe fn state<'a>(node: *mut pg_sys::ForeignScanState) -> Option<&'a mut Scan> {
+    match (*node).fdw_state.cast::<Node>().as_mut() {
         Some(Node::Scan(scan)) => Some(scan),
         _ => None,
     }
+}
+
+/// The place of a scan at work among those of its Append.
+pub struct Turn(Rc<Cell<usize>>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// Begins the scan if it has not begun and may, and looks for a row. Else it is pending, with nothing to wait for but the
+/// others' ends.
+unsafe fn begin_in_turn(request: *mut pg_sys::AsyncRequest) -> Result<()> {
+    let node = (*request).requestee.cast::<pg_sys::ForeignScanState>();
+    if !takes_turn(request) {
+        raw::ExecAsyncRequestPending(request);
+        return Ok(());
+    }
+    if let Some(scan) = state(node) {
+        scan.start(node)?;
+    }
+    produce(request);
+    Ok(())
+}
+
+/// Whether the scan of a request is at work, or may begin now.
+unsafe fn takes_turn(request: *mut pg_sys::AsyncRequest) -> bool {
+    let own = |request: *mut pg_sys::AsyncRequest| state((*request).requestee.cast());
+    if own(request).is_none_or(|scan| scan.portal().is_some()) {
+        return true;
+    }
+    let count = at_work((*request).requestor.cast());
+    if count.get() >= fanout_width() {
+        return false;
+    }
+    count.set(count.get() + 1);
+    own(request).into_iter().for_each(|scan| scan.turn = Some(Turn(Rc::clone(&count))));
+    true
+}
+
+const OURS: unsafe extern "C-unwind" fn(*mut pg_sys::AsyncRequest) = foreign_async_request;
+
+/// How many scans of an Append are at work.
+unsafe fn at_work(append: *mut pg_sys::AppendState) -> Rc<Cell<usize>> {
+    for at in 0..(*append).as_nplans as usize {
+        let other = *(*append).as_asyncrequests.add(at);
+        // Tables of other wrappers may be scanned beside ours.
+        let is_ours = |node: *mut pg_sys::ForeignScanState| {
+            (*(*node).fdwroutine).ForeignAsyncRequest.is_some_and(|own| std::ptr::fn_addr_eq(own, OURS))
+        };
+        if other.is_null() || !is_ours((*other).requestee.cast()) {
+            continue;
+        }
+        if let Some(Turn(count)) = state((*other).requestee.cast()).and_then(|scan| scan.turn.as_ref()) {
+            return Rc::clone(count);
+        }
+    }
+    Rc::default()
 }
 
 /// Completes the request if a row, or the end of rows, is there; else it is pending.

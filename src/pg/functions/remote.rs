@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::Datum;
-use pgrx::{Array, FromDatum, PgSqlErrorCode};
+use pgrx::{Array, FromDatum, PgLogLevel, PgSqlErrorCode};
 
 use crate::pg::encoding;
+use crate::pg::error::Refusal;
 use crate::pg::remote::resolve::look_around;
 use crate::pg::remote::transaction::note_administration;
-use crate::pg::remote::{copy_rows, guard, run_everywhere, Connection, Failure, Result};
+use crate::pg::remote::{connections, copy_rows, guard, run_everywhere, Connection, Failure, Result};
 
 /// The arguments of a strict function, none of which is NULL, and the place for its rows.
 #[derive(Clone, Copy)]
@@ -247,6 +248,28 @@ sql_function! {
                     vec![name(), None, None, None, None, None, Some(Datum::from(false)), error]
                 }),
             }
+        }
+        Ok(Datum::from(0))
+    }
+}
+
+sql_function! {
+    /// `_connections()`: the connections of all sessions to the shards, and who waits for one.
+    connections_wrapper, pg_finfo_connections_wrapper,
+    |call| {
+        let rows = call.rows();
+        let figures = connections();
+        if figures.is_none() {
+            Refusal::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                "connections to shards are not counted on this server",
+            )
+            .hint("Add pg_shardmap to shared_preload_libraries and restart the server.")
+            .report(PgLogLevel::NOTICE);
+        }
+        for shard in figures.unwrap_or_default() {
+            let count = |count: u32| Some(Datum::from(count as i32));
+            rows.put(|| vec![Some(Datum::from(shard.server)), count(shard.held), count(shard.waiting)]);
         }
         Ok(Datum::from(0))
     }

@@ -11,8 +11,12 @@ use pgrx::PgSqlErrorCode;
 
 use super::failure::{Failure, Result};
 use super::libpq::{Conn, Poll};
+use super::slots::Slot;
 use super::target::{password_required, Session, Target};
 use super::wait::{wait_any, Interest};
+
+/// Source: errcodes.txt, too_many_connections.
+const FULL: &str = "53300";
 
 pub struct Dial {
     target: Rc<Target>,
@@ -22,12 +26,13 @@ pub struct Dial {
 }
 
 impl Dial {
-    pub fn start(target: &Rc<Target>, session: &Session) -> Result<Self> {
-        let conn = Conn::start(&target.parameters(session))?;
+    /// `slot`: the connection's place, if it is counted.
+    pub fn start(target: &Rc<Target>, session: &Session, slot: Option<Slot>) -> Result<Self> {
+        let conn = Conn::start(&target.parameters(session), slot)?;
         let dial = Self {
             target: Rc::clone(target),
             conn,
-            deadline: target.connect_timeout.map(|timeout| Instant::now() + timeout),
+            deadline: target.connect_timeout().map(|timeout| Instant::now() + timeout),
             // Source: libpq's manual: before the first PQconnectPoll behave as if it had asked to write.
             next: Poll::Write,
         };
@@ -85,10 +90,39 @@ impl Dial {
         self.time_left() == Some(Duration::ZERO) || super::wait::poll_socket(socket, interest, Instant::now())
     }
 
-    fn failed(&self, detail: &str) -> Failure {
-        let message = format!("could not connect to shard \"{}\"", self.target.server);
-        Failure::new(PgSqlErrorCode::ERRCODE_SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION, message)
+    fn failed(&self, said: &str) -> Failure {
+        let (code, detail) = without_code(said);
+        let code = match code {
+            Some(FULL) => PgSqlErrorCode::ERRCODE_TOO_MANY_CONNECTIONS,
+            _ => PgSqlErrorCode::ERRCODE_SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
+        };
+        Failure::new(code, format!("could not connect to shard \"{}\"", self.target.server))
             .detail(detail)
             .hint("Check that the shard runs and that its foreign server and user mapping hold its address and user.")
     }
+}
+
+/// The last SQLSTATE in what libpq says when it is verbose, and the words without it and the place in the source.
+///
+/// Source: libpq's manual, PQERRORS_VERBOSE: "FATAL:  53300: sorry, too many clients already", and a line with the place.
+fn without_code(said: &str) -> (Option<&str>, String) {
+    let (mut code, mut lines) = (None, Vec::new());
+    let mut after_code = false;
+    for line in said.lines() {
+        let found = line.split_once(":  ").and_then(|(before, rest)| {
+            let (found, words) = rest.split_once(": ")?;
+            let is_code = found.len() == 5 && found.bytes().all(|c| c.is_ascii_digit() || c.is_ascii_uppercase());
+            is_code.then_some((found, format!("{before}:  {words}")))
+        });
+        let is_place = after_code && line.rsplit_once(".c:").is_some_and(|(_, number)| number.parse::<u32>().is_ok());
+        match found {
+            Some((found, words)) => {
+                (code, after_code) = (Some(found), true);
+                lines.push(words);
+            }
+            None if is_place => after_code = false,
+            None => lines.push(line.to_owned()),
+        }
+    }
+    (code, lines.join("\n"))
 }

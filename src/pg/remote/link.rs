@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use pgrx::PgSqlErrorCode;
 
+use super::admit;
 use super::answer::Answer;
 use super::carried::Carried;
-use super::dial::Dial;
 use super::failure::{pass_on, Failure, Result};
 use super::libpq::{Conn, Notice};
 use super::occupant::Occupant;
@@ -41,6 +41,11 @@ pub struct Link {
     pub transactional: bool,
     /// The generation of the catalog at which the target was last compared.
     pub generation: Cell<u64>,
+    /// Used in the local transaction: somebody may hold it.
+    pub touched: Cell<bool>,
+    /// When a statement that used it began: Postgres' microseconds.
+    pub used: Cell<i64>,
+    gone: Cell<bool>,
     pub remote: Remote,
     pub prepared: RefCell<Prepared>,
     /// The settings that the shard's session has, if that is known.
@@ -64,12 +69,15 @@ impl Link {
     /// Connects, and waits for it as long as the target allows.
     pub fn connect(target: Rc<Target>, transactional: bool, generation: u64) -> Result<Self> {
         let carried = Carried::current();
-        let conn = Dial::start(&target, &Session::like_ours())?.wait()?;
+        let conn = admit::connect(&target, &Session::like_ours())?;
         let wire = Wire::new(conn).map_err(|failure| failure.at_shard(&target.server))?;
         Ok(Self {
             target,
             transactional,
             generation: Cell::new(generation),
+            touched: Cell::new(true),
+            used: Cell::new(0),
+            gone: Cell::new(false),
             remote: Remote::default(),
             prepared: RefCell::default(),
             carried: Cell::new(Some(carried)),
@@ -96,6 +104,17 @@ impl Link {
         self.wire.close();
     }
 
+    /// See [`Conn::hang_up`].
+    pub fn hang_up(&self) {
+        self.gone.set(true);
+        self.conn().hang_up();
+    }
+
+    /// Open, and not left by [`Link::hang_up`].
+    pub fn is_here(&self) -> bool {
+        !self.gone.get() && self.is_open()
+    }
+
     pub fn conn(&self) -> &Conn {
         self.wire.conn()
     }
@@ -117,7 +136,7 @@ impl Link {
     /// Whether an idle link still has its shard, as far as can be known without asking: an end of the connection, or
     /// the shard's farewell, waits in the socket.
     pub fn is_fit(&self) -> bool {
-        if !self.is_open() {
+        if !self.is_here() {
             return false;
         }
         if self.awaited.get() > 0 || self.wire.is_quiet() {

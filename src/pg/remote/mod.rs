@@ -11,6 +11,7 @@
 //! shards), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `scatter` (one statement on
 //! many shards, each in a session of its own), `json`. The SQL functions are in `functions::remote`.
 
+mod admit;
 mod answer;
 pub mod carried;
 mod cleanup;
@@ -19,6 +20,7 @@ mod copy;
 mod crash;
 mod dial;
 pub mod failure;
+mod idle;
 mod json;
 pub mod libpq;
 mod link;
@@ -29,6 +31,7 @@ pub mod prepared;
 mod record;
 pub mod resolve;
 mod scatter;
+mod slots;
 mod source;
 pub mod stream;
 mod target;
@@ -41,9 +44,11 @@ pub use copy::copy_rows;
 pub use failure::{guard, Failure, Result};
 pub use pool::Connection;
 pub use scatter::run_everywhere;
+pub use slots::figures as connections;
 
 /// Registers callbacks. Called once per process.
 pub fn init() {
+    slots::init();
     pool::init();
     transaction::init();
 }

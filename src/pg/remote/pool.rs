@@ -10,12 +10,14 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
 use super::answer::Answer;
 use super::carried::{self, Carried, Needs};
 use super::failure::{guard, Result};
+use super::idle;
 use super::link::Link;
 use super::portal::{Portal, Request};
 use super::target::{password_required, Target};
@@ -39,6 +41,8 @@ thread_local! {
     static POOL: ManuallyDrop<Pool> = ManuallyDrop::new(Pool { links: RefCell::default(), targets: RefCell::default(), by_oid: RefCell::default() });
     /// Counts the changes of foreign servers and user mappings that this backend has heard of.
     static GENERATION: Cell<u64> = const { Cell::new(1) };
+    /// This transaction has used a link, or nothing may be touched any more.
+    static IN_USE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Registers the invalidation callbacks.
@@ -94,6 +98,85 @@ pub fn forget_closed() {
     drop(dropped);
 }
 
+/// How long to wait for the answer to a clean-up command before its connection is closed for others' sake.
+const SETTLE_LIMIT: Duration = Duration::from_millis(200);
+
+/// Closes links that this transaction has not used, if they go to `server`, or others wait for them, or `any`. Whether that
+/// may have made room for a link to `server`.
+pub fn make_room(server: pg_sys::Oid, any: bool) -> bool {
+    let spare = |link: &Rc<Link>| link.is_open() && !link.touched.get() && !link.in_transaction() && !link.is_active();
+    let links: Vec<_> = POOL.with(|pool| pool.links.borrow().iter().filter(|link| spare(link)).cloned().collect());
+    let mut made = false;
+    for link in links {
+        let helps = any || link.target.id == server;
+        if helps || link.conn().is_wanted() {
+            link.settle_quietly(Instant::now() + SETTLE_LIMIT);
+            link.close();
+            made |= helps;
+        }
+    }
+    forget_closed();
+    made
+}
+
+/// The transaction is over. Lets go what others wait for. Neither fails nor raises an error.
+pub fn rest() {
+    if !IN_USE.get() {
+        // An error has stopped all timers.
+        return idle::arm_again();
+    }
+    // SAFETY: reads the clock.
+    let now = unsafe { pg_sys::GetCurrentTimestamp() };
+    let mut wanted = false;
+    POOL.with(|pool| {
+        for link in pool.links.borrow().iter().filter(|link| !link.in_transaction()) {
+            if link.touched.replace(false) {
+                link.used.set(now);
+            }
+            wanted |= link.conn().is_wanted();
+        }
+    });
+    if wanted {
+        make_room(pg_sys::InvalidOid, false);
+    }
+    IN_USE.set(false);
+    idle::arm();
+}
+
+/// Whether no link has been used since the last transaction's end. Then it is safe to look at them in a signal's handler.
+pub fn is_resting() -> bool {
+    !IN_USE.get()
+}
+
+fn idle_time(link: &Link) -> Duration {
+    // SAFETY: reads the clock.
+    let now = unsafe { pg_sys::GetCurrentTimestamp() };
+    Duration::from_micros(u64::try_from(now - link.used.get()).unwrap_or(0))
+}
+
+/// The time for which the link that has rested longest was not used; `None`: there is none.
+pub fn longest_idle() -> Option<Duration> {
+    POOL.with(|pool| pool.links.borrow().iter().filter(|link| link.is_here()).map(|link| idle_time(link)).max())
+}
+
+/// Takes leave of the shards whose links others wait for, or have not been used for `timeout`. In a signal's handler.
+pub fn hang_up(timeout: Option<Duration>) {
+    POOL.with(|pool| {
+        for link in pool.links.borrow().iter().filter(|link| link.is_here() && !link.in_transaction()) {
+            if link.conn().is_wanted() || timeout.is_some_and(|timeout| idle_time(link) >= timeout) {
+                link.hang_up();
+            }
+        }
+    });
+}
+
+/// The process ends.
+pub fn close_all() {
+    IN_USE.set(true);
+    let links = POOL.with(|pool| pool.links.try_borrow().map(|links| links.clone()).unwrap_or_default());
+    links.iter().for_each(|link| link.close());
+}
+
 /// Server and mapping, looked up again only after either kind of object has changed.
 fn target(server: &str, user: pg_sys::Oid) -> Result<Rc<Target>> {
     let key = (server.to_owned(), user);
@@ -128,6 +211,7 @@ fn target_of(server: pg_sys::Oid, user: pg_sys::Oid) -> Result<Rc<Target>> {
 
 /// A link that serves the target.
 fn link(target: &Rc<Target>, transactional: bool) -> Result<Rc<Link>> {
+    IN_USE.set(true);
     let generation = GENERATION.get();
     let found = POOL.with(|pool| {
         let serves = |link: &&Rc<Link>| {
@@ -147,6 +231,7 @@ fn link(target: &Rc<Target>, transactional: bool) -> Result<Rc<Link>> {
             if current {
                 found.generation.set(generation);
             }
+            found.touched.set(true);
             return Ok(found);
         }
         found.close();

@@ -1,8 +1,8 @@
 //! One statement on many shards at once, each in a session of its own that ends with it.
 //!
 //! For administrators. What always holds: a shard's failure is a value in its row and does not stop the others; nothing of
-//! the statement (settings, temporary tables, locks) stays behind in a session that something else will use; at most
-//! [`WIDTH`] shards are busy at a time; a cancel ends the statement on all of them. Each shard commits by itself, outside
+//! the statement (settings, temporary tables, locks) stays behind in a session that something else will use; no more
+//! shards are busy at a time than `shardmap.max_fanout_width` says; a cancel ends the statement on all of them. Each shard commits by itself, outside
 //! the local transaction.
 
 use std::collections::VecDeque;
@@ -13,15 +13,15 @@ use std::time::Duration;
 use pgrx::pg_sys;
 use pgrx::PgSqlErrorCode;
 
+use super::admit;
 use super::dial::Dial;
 use super::failure::{pass_on, Failure, Result};
 use super::json::push_row;
 use super::libpq::{Answer, AnswerKind, Conn, TransactionStatus};
 use super::target::{Session, Target};
 use super::wait::{wait_any, Interest};
+use crate::pg::settings;
 
-/// Shards asked at a time.
-const WIDTH: usize = 16;
 /// Rows returned of each shard.
 const MAX_ROWS: usize = 1000;
 
@@ -39,11 +39,18 @@ pub fn run_everywhere(shards: &[String], user: pg_sys::Oid, sql: &CStr) -> Vec<O
     let mut results: Vec<Option<Result<_>>> = shards.iter().map(|_| None).collect();
     let mut running = Running(Vec::new());
     loop {
-        while running.0.len() < WIDTH {
+        while running.0.len() < settings::fanout_width() {
             let Some(at) = waiting.pop_front() else { break };
-            let dialing = Target::resolve(&shards[at], user).and_then(|target| Dial::start(&Rc::new(target), &session));
+            let alone = running.0.is_empty();
+            let dialing =
+                Target::resolve(&shards[at], user).and_then(|target| admit::start(&Rc::new(target), &session, alone));
             match dialing {
-                Ok(dial) => running.0.push(Talk { at, shard: &shards[at], state: State::Dialing(dial) }),
+                Ok(Some(dial)) => running.0.push(Talk { at, shard: &shards[at], state: State::Dialing(dial) }),
+                // There is no place: those at work come first.
+                Ok(None) => {
+                    waiting.push_front(at);
+                    break;
+                }
                 Err(failure) => results[at] = Some(Err(failure)),
             }
         }

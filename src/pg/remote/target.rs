@@ -16,11 +16,14 @@ use super::failure::{Failure, Result};
 use super::libpq;
 use crate::pg::encoding;
 use crate::pg::replicas::registry;
+use crate::pg::settings::CONNECT_TIMEOUT;
 
 /// The wrapper whose servers are shards.
 const WRAPPER: &CStr = c"shardmap_fdw";
-/// How long to try to connect, unless the server's option connect_timeout says otherwise.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Options of libpq unless the server or the mapping has them: a shard that is gone without a farewell is noticed after two
+/// minutes, instead of the operating system's two hours.
+const DEFAULTS: [(&CStr, &CStr); 3] =
+    [(c"keepalives_idle", c"60"), (c"keepalives_interval", c"10"), (c"keepalives_count", c"6")];
 /// Settings that decide how values look as text. The same as postgres_fdw's.
 const OUTPUT_SETTINGS: [(&str, &str); 4] = [
     ("datestyle", "ISO"),
@@ -32,14 +35,14 @@ const OUTPUT_SETTINGS: [(&str, &str); 4] = [
 /// A shard as one user reaches it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
+    /// The foreign server.
+    pub id: pg_sys::Oid,
     /// The shard's name, which is the server's.
     pub server: String,
     /// The user mapping. Users who share one (PUBLIC's) share connections.
     pub mapping: pg_sys::Oid,
     /// The user must prove who he is by a password of the mapping.
     pub needs_password: bool,
-    /// `None`: wait for ever.
-    pub connect_timeout: Option<Duration>,
     options: Vec<(String, CString)>,
 }
 
@@ -73,7 +76,7 @@ impl Target {
         libpq::load()?;
         let name = encoding::server_string(server);
         // SAFETY: catalog look-ups; what they return lives in the current memory context.
-        let (mapping, mut options) = unsafe {
+        let (id, mapping, mut options) = unsafe {
             let found = pg_sys::GetForeignServerByName(name.as_ptr(), true);
             if found.is_null() {
                 return Err(unknown(server));
@@ -106,13 +109,17 @@ impl Target {
                 return Err(password_required("Ordinary users must give a password in the user mapping."));
             }
             options.extend(own);
-            (((*mapping).umid, needs_password), options)
+            (server_id, ((*mapping).umid, needs_password), options)
         };
         let known = libpq::option_names();
         options.retain(|(name, _)| known.contains(name));
-        let connect_timeout = connect_timeout(&options);
         let (mapping, needs_password) = mapping;
-        Ok(Self { server: server.to_owned(), mapping, needs_password, connect_timeout, options })
+        Ok(Self { id, server: server.to_owned(), mapping, needs_password, options })
+    }
+
+    /// How long connecting may take; `None`: for ever.
+    pub fn connect_timeout(&self) -> Option<Duration> {
+        connect_timeout(&self.options)
     }
 
     /// Whether a connection made for `other` serves this one as well.
@@ -123,7 +130,9 @@ impl Target {
     /// Names and values for libpq. The session's settings travel in the startup packet, which costs no round trip.
     pub fn parameters(&self, session: &Session) -> Vec<(CString, CString)> {
         let mut settings = String::new();
-        let mut parameters = Vec::new();
+        let is_set = |name: &CStr| self.options.iter().any(|(own, _)| own.as_bytes() == name.to_bytes());
+        let defaults = DEFAULTS.iter().filter(|(name, _)| !is_set(name));
+        let mut parameters: Vec<_> = defaults.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         for (name, value) in &self.options {
             if name == "options" {
                 settings.push_str(&value.to_string_lossy());
@@ -178,13 +187,10 @@ fn connect_timeout(options: &[(String, CString)]) -> Option<Duration> {
         |wanted| options.iter().rev().find(|(name, _)| name == wanted).map(|(_, value)| value.to_string_lossy());
     let hosts = value("hostaddr").or_else(|| value("host")).map_or(1, |hosts| hosts.split(',').count() as u32);
     let one = match value("connect_timeout") {
-        None => CONNECT_TIMEOUT,
-        Some(text) => match text.trim().parse::<i32>() {
-            Ok(seconds) if seconds > 0 => Duration::from_secs(seconds.max(2) as u64),
-            _ => return None,
-        },
+        None => CONNECT_TIMEOUT.get(),
+        Some(text) => text.trim().parse::<i32>().unwrap_or(0),
     };
-    Some(one * hosts)
+    (one > 0).then(|| Duration::from_secs(one.max(2) as u64) * hosts)
 }
 
 /// The server whose mapping for the user counts: a replica has the users of its shard, and needs no mappings of its own.

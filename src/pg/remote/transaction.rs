@@ -216,6 +216,14 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
             pg_sys::XactEvent::XACT_EVENT_ABORT => abort(),
             _ => {}
         }
+        let is_end = [
+            pg_sys::XactEvent::XACT_EVENT_COMMIT,
+            pg_sys::XactEvent::XACT_EVENT_ABORT,
+            pg_sys::XactEvent::XACT_EVENT_PREPARE,
+        ];
+        if is_end.contains(&event) {
+            pool::rest();
+        }
         Ok(())
     })
 }

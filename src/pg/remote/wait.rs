@@ -37,7 +37,7 @@ pub enum Woken {
 }
 
 /// What pg_stat_activity shows: type `Extension`, from 17 on with a name of its own.
-fn wait_event() -> u32 {
+pub fn wait_event() -> u32 {
     #[cfg(any(feature = "pg17", feature = "pg18"))]
     {
         thread_local! {
@@ -118,6 +118,11 @@ pub fn wait_any(sockets: &[(c_int, Interest)], limit: Option<Duration>) {
     if WaitSet::new(sockets).wait(limit) == Woken::Latch {
         pgrx::check_for_interrupts!();
     }
+}
+
+/// Waits for a while, acting on interrupts.
+pub fn pause(limit: Duration) {
+    wait_any(&[], Some(limit));
 }
 
 /// Whether the client or the administrator wants this statement to end.

@@ -26,6 +26,31 @@ def test_connect_timeout(conn):
         assert 1.5 < time.monotonic() - begin < 4
 
 
+def test_connect_timeout_of_the_session(conn):
+    with silent_port() as port, server(conn, "silent", host="127.0.0.1", port=port):
+        conn.execute("SET shardmap.connect_timeout = 2")
+        begin = time.monotonic()
+        with pytest.raises(errors.SqlclientUnableToEstablishSqlconnection, match="connect_timeout"):
+            rows(conn, "SELECT 1", "silent")
+        assert 1.5 < time.monotonic() - begin < 4
+        conn.execute("RESET shardmap.connect_timeout")
+
+
+@pytest.mark.parametrize("options, within", [({}, range(1, 61)), ({"keepalives_idle": 900}, range(61, 901)),
+                                             ({"keepalives": 0}, None)])
+def test_keepalives(place, conn, options, within):
+    """The kernel's timer of the coordinator's socket: source, Documentation/networking/proc_net_tcp: 2 is keepalive."""
+    with server(conn, "alive", **address(place), **options):
+        port = int(rows(conn, "SELECT inet_client_port()", "alive")[0][0])
+        with open("/proc/net/tcp") as table:
+            timers = [line.split()[5] for line in table if line.split()[1].endswith(f":{port:04X}")]
+        kind, hundredths = timers[0].split(":")
+        if within is None:
+            assert kind != "02"
+        else:
+            assert kind == "02" and int(hundredths, 16) // 100 + 1 in within
+
+
 def test_cancel_while_connecting(conn):
     with silent_port() as port, server(conn, "silent", host="127.0.0.1", port=port):
         conn.execute("SET statement_timeout = '300ms'")

@@ -8,6 +8,7 @@ use pgrx::{pg_sys, PgSqlErrorCode};
 
 use super::{cancel, owned, pq, Answer, Cancelling, PGconn, PGresult};
 use crate::pg::error::Refusal;
+use crate::pg::remote::slots::Slot;
 
 /// What `PQconnectPoll` wants next.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,14 +56,20 @@ const MAX_NOTICES: usize = 1000;
 pub struct Conn {
     raw: Cell<*mut PGconn>,
     notices: Box<RefCell<Vec<Notice>>>,
+    /// Its place among the connections to the shard.
+    slot: RefCell<Option<Slot>>,
 }
 
+/// Source: libpq-fe.h, `PGVerbosity`.
+const VERBOSITY_DEFAULT: c_int = 1;
+const VERBOSITY_VERBOSE: c_int = 2;
+
 impl Conn {
-    /// Begins to connect. Call [`super::load`] first.
+    /// Begins to connect. Call [`super::load`] first. Errors until the connection is made name their SQLSTATE.
     ///
     /// # Errors
     /// 53000: this process has no file descriptor left. 53200: out of memory.
-    pub fn start(params: &[(CString, CString)]) -> Result<Self, Refusal> {
+    pub fn start(params: &[(CString, CString)], slot: Option<Slot>) -> Result<Self, Refusal> {
         let mut names: Vec<_> = params.iter().map(|(name, _)| name.as_ptr()).collect();
         let mut values: Vec<_> = params.iter().map(|(_, value)| value.as_ptr()).collect();
         names.push(ptr::null());
@@ -84,11 +91,12 @@ impl Conn {
                 pg_sys::ReleaseExternalFD();
                 return Err(Refusal::new(PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY, "out of memory"));
             }
+            (pq().PQsetErrorVerbosity)(raw, VERBOSITY_VERBOSE);
             (pq().PQsetNoticeReceiver)(raw, keep_notice, ptr::from_ref(&*notices).cast_mut().cast());
             raw
         };
         cancel::opened(raw);
-        Ok(Self { raw: Cell::new(raw), notices })
+        Ok(Self { raw: Cell::new(raw), notices, slot: RefCell::new(slot) })
     }
 
     pub fn poll_connect(&self) -> Poll {
@@ -98,7 +106,10 @@ impl Conn {
             2 => Poll::Write,
             3 => {
                 // SAFETY: as above.
-                unsafe { (pq().PQsetnonblocking)(self.raw.get(), 1) };
+                unsafe {
+                    (pq().PQsetErrorVerbosity)(self.raw.get(), VERBOSITY_DEFAULT);
+                    (pq().PQsetnonblocking)(self.raw.get(), 1);
+                }
                 Poll::Ready
             }
             _ => Poll::Failed,
@@ -115,6 +126,33 @@ impl Conn {
                 (pq().PQfinish)(raw);
                 pg_sys::ReleaseExternalFD();
             }
+            drop(self.slot.take());
+        }
+    }
+
+    /// Somebody waits for a connection to the shard.
+    pub fn is_wanted(&self) -> bool {
+        self.slot.borrow().as_ref().is_some_and(Slot::is_wanted)
+    }
+
+    /// Takes leave of the shard for good, by the means that the handler of a signal has: the connection is found ended when
+    /// it is next looked at, and closed then. Only while nothing is under way on it.
+    pub fn hang_up(&self) {
+        /// Source: the protocol: Terminate.
+        const FAREWELL: [u8; 5] = [b'X', 0, 0, 0, 4];
+        let socket = self.socket();
+        if socket < 0 {
+            return;
+        }
+        // SAFETY: an open socket of ours, and a valid buffer; neither call waits.
+        unsafe {
+            if !self.is_encrypted() {
+                libc::send(socket, FAREWELL.as_ptr().cast(), FAREWELL.len(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+            }
+            libc::shutdown(socket, libc::SHUT_RDWR);
+        }
+        if let Some(slot) = self.slot.borrow().as_ref() {
+            slot.give_back();
         }
     }
 

@@ -78,6 +78,7 @@ functions! {
     PQtransactionStatus(*const PGconn) -> c_int;
     PQsocket(*const PGconn) -> c_int;
     PQerrorMessage(*const PGconn) -> *const c_char;
+    PQsetErrorVerbosity(*mut PGconn, c_int) -> c_int;
     PQsetnonblocking(*mut PGconn, c_int) -> c_int;
     PQsetNoticeReceiver(*mut PGconn, NoticeReceiver, *mut c_void) -> Option<NoticeReceiver>;
     PQsendQuery(*mut PGconn, *const c_char) -> c_int;
