@@ -35,6 +35,7 @@ extension_sql_file!("../sql/stats.sql", name = "stats", requires = ["views"]);
 extension_sql_file!("../sql/transactions.sql", name = "transactions", requires = ["stats"]);
 extension_sql_file!("../sql/replicas.sql", name = "replicas", requires = ["transactions"]);
 extension_sql_file!("../sql/connections.sql", name = "connections", requires = ["replicas"]);
+extension_sql_file!("../sql/reads.sql", name = "reads", requires = ["connections"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

@@ -14,6 +14,7 @@ pub mod keys;
 mod planner;
 mod query;
 mod raw;
+pub mod reads;
 pub mod remote;
 pub mod replicas;
 mod resolver;

@@ -95,7 +95,8 @@ unsafe extern "C-unwind" fn plan(
     };
     spell_out_bpchar(query);
     drop_idle_ties(query);
-    let plan = route(&reading, reaches, obstacle);
+    let mut plan = route(&reading, reaches, obstacle);
+    plan.note.reads_only = router::plan::reads_only(query);
     // Shards are left out at run time scan by scan; a join or aggregate of all partitions would start them all.
     let _partitionwise = (!plan.prunes_late).then(Partitionwise::on);
     let _planning = Planning::of(Rc::new(plan));

@@ -7,6 +7,8 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use shardmap_core::fingerprint::fingerprints;
 use shardmap_core::two_phase::Policy;
 
+use crate::pg::reads;
+
 /// What happens to a statement that has to ask every shard. Ordered: the later is the stricter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, PostgresGucEnum)]
 pub enum FanoutPolicy {
@@ -219,6 +221,7 @@ fn init_connections() {
 pub fn init() {
     init_commit();
     init_connections();
+    reads::settings::init();
     GucRegistry::define_bool_guc(
         c"shardmap.enable_routing",
         c"Plans a statement that names one shard's key directly on that shard.",

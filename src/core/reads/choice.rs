@@ -48,7 +48,7 @@ pub struct Heard {
     pub system: System,
     /// Up to where it had replayed, or written.
     pub position: Position,
-    /// It was in recovery.
+    /// It was replaying the shard's log.
     pub in_recovery: bool,
     /// How far behind it was in time; `None`: unknown.
     pub lag: Option<Duration>,
@@ -73,6 +73,8 @@ pub struct Candidate<'a> {
     pub admission: Admission,
     /// `None`: nothing, or no answer when it was last asked.
     pub heard: Option<Heard>,
+    /// Whether it may be asked how far it is.
+    pub may_ask: bool,
 }
 
 /// What the reader wants.
@@ -86,11 +88,11 @@ pub struct Want<'a> {
     pub token: Option<Mark>,
     /// The server that answered last, to be stayed with.
     pub last: Option<u32>,
-    /// A server not to be tried again.
-    pub lost: Option<u32>,
+    /// Servers not to be tried again.
+    pub lost: &'a [u32],
     /// Where the reader stands; empty: nowhere.
     pub zone: &'a str,
-    /// Whether a server may be asked, and waited for.
+    /// Whether servers may be asked, and waited for.
     pub may_ask: bool,
 }
 
@@ -245,7 +247,7 @@ fn verdict(candidate: &Candidate<'_>, want: &Want<'_>, forks: &[Fork]) -> Verdic
 
 fn judge(candidate: &Candidate<'_>, want: &Want<'_>, forks: &[Fork]) -> Result<Verdict, Why> {
     let check = |holds: bool, why: Why| if holds { Ok(()) } else { Err(why) };
-    check(want.lost != Some(candidate.server), Why::Lost)?;
+    check(candidate.is_primary || !want.lost.contains(&candidate.server), Why::Lost)?;
     if candidate.is_primary {
         let wanted = matches!(want.preference, Preference::Nearest | Preference::Primary);
         check(wanted, Why::NotWanted)?;
@@ -269,7 +271,7 @@ fn judge(candidate: &Candidate<'_>, want: &Want<'_>, forks: &[Fork]) -> Result<V
     check(heard.system == token.system, Why::OtherSystem)?;
     match holds(heard.position, token.position, forks) {
         Holds::All => Ok(Verdict::Serves),
-        Holds::NotYet if want.may_ask => Ok(Verdict::Asked(token.position)),
+        Holds::NotYet if want.may_ask && candidate.may_ask => Ok(Verdict::Asked(token.position)),
         Holds::NotYet => Err(Why::Behind),
         Holds::Older => Err(Why::OlderTimeline),
         Holds::Lost => Err(Why::NewerTimeline),

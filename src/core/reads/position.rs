@@ -6,32 +6,7 @@
 
 use std::fmt;
 
-/// A place in the write-ahead log, in bytes from its beginning. Means something on one timeline only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Lsn(pub u64);
-
-/// A number that each failover raises, 1 at first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Timeline(pub u32);
-
-impl fmt::Display for Lsn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:X}/{:X}", self.0 >> 32, self.0 & 0xffff_ffff)
-    }
-}
-
-impl Lsn {
-    /// Reads an LSN as Postgres writes it.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (high, low) = text.split_once('/')?;
-        let part = |digits: &str| {
-            let is_hex = (1..=8).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-            is_hex.then(|| u64::from_str_radix(digits, 16).ok())?
-        };
-        Some(Self(part(high)? << 32 | part(low)?))
-    }
-}
+pub use crate::replica::{Lsn, Timeline};
 
 /// A place on a timeline. Ordered by the timeline first: a position of a later one stands for all that there is of the
 /// earlier ones, for what it lacks is lost.

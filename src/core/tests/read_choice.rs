@@ -37,7 +37,7 @@ fn primary(position: Position) -> Candidate<'static> {
 
 fn replica(server: u32, heard: Heard) -> Candidate<'static> {
     let admission = Admission::All;
-    Candidate { server, is_primary: false, weight: 1.0, zone: "", admission, heard: Some(heard) }
+    Candidate { server, is_primary: false, weight: 1.0, zone: "", admission, heard: Some(heard), may_ask: true }
 }
 
 const WANT: Want<'static> = Want {
@@ -45,7 +45,7 @@ const WANT: Want<'static> = Want {
     max_lag: None,
     token: None,
     last: None,
-    lost: None,
+    lost: &[],
     zone: "",
     may_ask: true,
 };
@@ -142,12 +142,12 @@ fn tokens_and_failovers() {
 #[test]
 fn the_same_as_last_time_if_it_will_do() {
     let servers = [primary(at(1, 100)), replica(1, heard(at(1, 90), MS)), replica(2, heard(at(1, 95), Duration::ZERO))];
-    let decide = |last, lost, preference| of(&servers, Want { last, lost, preference, ..WANT });
-    let sticky = decide(Some(1), None, Preference::PreferReplica);
+    let decide = |last, lost: &[u32], preference| of(&servers, Want { last, lost, preference, ..WANT });
+    let sticky = decide(Some(1), &[], Preference::PreferReplica);
     assert_eq!((sticky.server, sticky.reason), (Some(1), Reason::Sticky));
-    assert_eq!(decide(Some(1), Some(1), Preference::PreferReplica).server, Some(2));
-    assert_eq!(decide(Some(PRIMARY), None, Preference::PreferReplica).server, Some(2));
-    assert_eq!(decide(Some(1), None, Preference::Primary).server, Some(PRIMARY));
+    assert_eq!(decide(Some(1), &[1], Preference::PreferReplica).server, Some(2));
+    assert_eq!(decide(Some(PRIMARY), &[], Preference::PreferReplica).server, Some(2));
+    assert_eq!(decide(Some(1), &[], Preference::Primary).server, Some(PRIMARY));
 }
 
 #[test]
@@ -203,6 +203,7 @@ fn candidates() -> impl Strategy<Value = Vec<Candidate<'static>>> {
             zone,
             admission,
             heard,
+            may_ask: true,
         };
         (0..).zip(all).map(candidate).collect()
     })
@@ -217,13 +218,13 @@ fn wants() -> impl Strategy<Value = Want<'static>> {
     ];
     let option = || proptest::option::of(0..6_u32);
     let wanted = proptest::option::of((1..4_u32, 0..100_u64));
-    (preference, proptest::option::of(0..4000_u64), wanted, option(), option(), any::<bool>()).prop_map(
-        |(preference, max_lag, wanted, last, lost, may_ask)| Want {
+    (preference, proptest::option::of(0..4000_u64), wanted, option(), any::<bool>()).prop_map(
+        |(preference, max_lag, wanted, last, may_ask)| Want {
             preference,
             max_lag: max_lag.map(Duration::from_millis),
             token: wanted.and_then(|(timeline, lsn)| token(timeline, lsn)),
             last,
-            lost,
+            lost: &[4],
             zone: "a",
             may_ask,
         },
@@ -247,7 +248,7 @@ proptest! {
             prop_assert!(want.preference != Preference::Replica);
             return Ok(());
         }
-        prop_assert!(want.preference != Preference::Primary && want.lost != Some(server));
+        prop_assert!(want.preference != Preference::Primary && server != 4);
         let known = chosen.heard.unwrap();
         prop_assert!(known.in_recovery && known.age <= OBSERVATIONS_HOLD && chosen.admission != Admission::None);
         if let Some(most) = want.max_lag {

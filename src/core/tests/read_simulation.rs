@@ -21,7 +21,7 @@ fn server(server: u32, lsn: u64, age: Duration) -> Candidate<'static> {
     let in_recovery = server > 0;
     let heard = Heard { system: System(7), position: at(lsn), in_recovery, lag: Some(MS), round_trip: Some(MS), age };
     let admission = Admission::All;
-    Candidate { server, is_primary: !in_recovery, weight: 1.0, zone: "", admission, heard: Some(heard) }
+    Candidate { server, is_primary: !in_recovery, weight: 1.0, zone: "", admission, heard: Some(heard), may_ask: true }
 }
 
 /// A primary and two replicas that stop and go at random, sampled once in a while; users who write, take the primary's
@@ -90,7 +90,7 @@ impl World {
             max_lag: None,
             token,
             last: None,
-            lost: None,
+            lost: &[],
             zone: "",
             may_ask: true,
         };

@@ -30,6 +30,8 @@ pub struct Note {
     pub shards: u32,
     /// The strictest policy that a table concerned has of its own.
     pub policy: FanoutPolicy,
+    /// Replicas may answer.
+    pub reads_only: bool,
 }
 
 const MARK: &str = "pg_shardmap note";
@@ -109,6 +111,7 @@ impl Note {
             tables: String::new(),
             shards: 0,
             policy: FanoutPolicy::Allow,
+            reads_only: false,
         }
     }
 
@@ -119,7 +122,8 @@ impl Note {
 
     fn encode(&self) -> String {
         let shards = self.shards.to_string();
-        [MARK, self.step.as_str(), self.policy.as_str(), &shards, &self.tables, &self.reason, &self.hint]
+        let reads = if self.reads_only { "reads" } else { "" };
+        [MARK, self.step.as_str(), self.policy.as_str(), &shards, &self.tables, &self.reason, &self.hint, reads]
             .join(&SEPARATOR.to_string())
     }
 
@@ -135,6 +139,7 @@ impl Note {
             tables: fields.next()?.to_owned(),
             reason: fields.next()?.to_owned(),
             hint: fields.next()?.to_owned(),
+            reads_only: !fields.next()?.is_empty(),
         })
     }
 }

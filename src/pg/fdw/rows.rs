@@ -8,19 +8,21 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 
+use super::note;
 use super::private::ScanPlan;
-use super::shard::{connect, statement, Inputs};
+use super::shard::{statement, Inputs};
 use super::side_by_side::Turn;
 use super::tuples::{clear, scan_types, Rows};
+use crate::pg::reads::reader::Reader;
+use crate::pg::reads::route::is_on;
 use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::portal::{Next, Portal, Request};
 use crate::pg::remote::prepared::Statement;
-use crate::pg::remote::Connection;
 
 /// The state of a foreign scan that has begun.
 pub struct Scan {
-    connection: Connection,
+    reader: Reader,
     statement: Rc<Statement>,
     inputs: Inputs,
     rows: Rows,
@@ -28,6 +30,8 @@ pub struct Scan {
     chunk: i32,
     portal: Option<Rc<Portal>>,
     row: Vec<u8>,
+    /// A row has been passed on.
+    has_begun: bool,
     /// Tuples must look like stored ones.
     forms_tuples: bool,
     /// The rows read so far, if the node may be rewound.
@@ -61,7 +65,7 @@ impl Scan {
         let inputs = Inputs::new((*plan).fdw_exprs, std::ptr::addr_of_mut!((*node).ss.ps));
         let forms_tuples = (*plan).fsSystemCol || rows.has_ctid();
         Ok(Self {
-            connection: connect((*plan).fs_server, user)?,
+            reader: Reader::open((*plan).fs_server, user, is_on() && reads_only(plan))?,
             statement: statement(own.sql, inputs.types.clone(), rows.formats(), rows.wanted()),
             inputs,
             needs: rows.needs(),
@@ -69,6 +73,7 @@ impl Scan {
             chunk: own.fetch_size,
             portal: None,
             row: Vec::new(),
+            has_begun: false,
             forms_tuples,
             store: (rewinds && !forms_tuples).then(|| Store::new(desc)),
             pending: false,
@@ -84,20 +89,46 @@ impl Scan {
         if let Some(portal) = &self.portal {
             return Ok(Rc::clone(portal));
         }
-        let params = self.inputs.compute((*node).ss.ps.ps_ExprContext);
-        let statement = Rc::clone(&self.statement);
-        let request = Request {
-            statement,
-            params,
-            chunk: self.chunk,
-            begin: true,
-            writes: false,
-            needs: self.needs,
-            commits: false,
+        let portal = loop {
+            let params = self.inputs.compute((*node).ss.ps.ps_ExprContext);
+            let statement = Rc::clone(&self.statement);
+            let request = Request {
+                statement,
+                params,
+                chunk: self.chunk,
+                begin: true,
+                writes: false,
+                needs: self.needs,
+                commits: false,
+            };
+            match self.reader.connection.start(request) {
+                Ok(portal) => break portal,
+                Err(failure) => self.reader.move_on(failure)?,
+            }
         };
-        let portal = self.connection.start(request)?;
         self.portal = Some(Rc::clone(&portal));
         Ok(portal)
+    }
+
+    /// Reads a row. A lost replica is replaced as long as no row was passed on.
+    unsafe fn read(&mut self, node: *mut pg_sys::ForeignScanState, waits: bool) -> Result<Next> {
+        loop {
+            let portal = self.start(node)?;
+            let next = match waits {
+                false => portal.try_next(&mut self.row),
+                true => portal.next(&mut self.row).map(|more| if more { Next::Row } else { Next::End }),
+            };
+            match next {
+                Err(failure) if !self.has_begun => {
+                    self.reader.move_on(failure)?;
+                    self.portal = None;
+                }
+                next => {
+                    self.has_begun |= matches!(next, Ok(Next::Row));
+                    return next;
+                }
+            }
+        }
     }
 
     /// Puts the next row into the node's slot; an empty slot: there are no more, or it is [`Scan::pending`].
@@ -119,13 +150,7 @@ impl Scan {
                 return Ok(clear(slot));
             }
         }
-        let portal = self.start(node)?;
-        let next = match waits {
-            false => portal.try_next(&mut self.row)?,
-            true if portal.next(&mut self.row)? => Next::Row,
-            true => Next::End,
-        };
-        match next {
+        match self.read(node, waits)? {
             Next::Row if self.forms_tuples => {
                 let tuple = self.rows.form(&self.row)?;
                 pg_sys::ExecStoreHeapTuple(tuple, slot, false);
@@ -156,6 +181,7 @@ impl Scan {
             store => {
                 store.iter_mut().for_each(Store::empty);
                 self.close()?;
+                self.has_begun = false;
             }
         }
         Ok(())
@@ -167,10 +193,23 @@ impl Scan {
         self.portal.take().map_or(Ok(()), |portal| portal.close())
     }
 
+    /// From where it reads.
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
     /// What has been sent, if anything.
     pub fn portal(&self) -> Option<&Rc<Portal>> {
         self.portal.as_ref()
     }
+}
+
+/// Whether the statement of a scan was found to do nothing but read.
+///
+/// # Safety
+/// `plan` must be valid.
+pub unsafe fn reads_only(plan: *const pg_sys::ForeignScan) -> bool {
+    note::read((*plan).fdw_private).is_some_and(|note| note.reads_only)
 }
 
 impl Store {

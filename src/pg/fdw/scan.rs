@@ -6,9 +6,11 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 use shardmap_core::route::Step;
 
+use super::rows::reads_only;
 use super::{call_original, note, security};
 use crate::pg::error::Refusal;
 use crate::pg::query::tree::{items, tag, walk_expression};
+use crate::pg::reads::explain::server_or_raise;
 use crate::pg::{catalog, flag};
 
 /// Refuses a logical table in a statement that was planned without our hook: the library was loaded in the middle of it.
@@ -141,7 +143,12 @@ pub unsafe extern "C-unwind" fn explain_foreign_scan(
     (*node).ss.ps.plan = std::ptr::addr_of_mut!(bare).cast();
     call_original!(ExplainForeignScan(node, es));
     (*node).ss.ps.plan = plan.cast();
+    let used = match (*node).fdw_state.cast::<super::lazy::Node>().as_ref() {
+        Some(super::lazy::Node::Scan(scan)) => Some(scan.reader()),
+        _ => None,
+    };
     explain((*plan).fdw_private, shard_of(plan), (*node).ss.ps.state, es);
+    server_or_raise((*plan).fs_server, used, reads_only(plan), es);
 }
 
 /// Adds the shard, and once a statement the step and the reason, to EXPLAIN's output.

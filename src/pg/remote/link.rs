@@ -11,7 +11,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pgrx::PgSqlErrorCode;
 
@@ -34,11 +34,18 @@ const CANCEL_LIMIT: Duration = Duration::from_secs(1);
 /// At most this many notices are kept between two looks at them.
 const MAX_NOTICES: usize = 1000;
 
+thread_local! {
+    static NUMBERS: Cell<u64> = const { Cell::new(1) };
+}
+
 /// A connection that is kept.
 pub struct Link {
     pub target: Rc<Target>,
     /// For statements of the local transaction; else each statement commits by itself.
     pub transactional: bool,
+    /// Of this backend's connections, in the order in which they were made.
+    pub number: u64,
+    pub made_at: Instant,
     /// The generation of the catalog at which the target was last compared.
     pub generation: Cell<u64>,
     /// Used in the local transaction: somebody may hold it.
@@ -74,6 +81,8 @@ impl Link {
         Ok(Self {
             target,
             transactional,
+            number: NUMBERS.replace(NUMBERS.get() + 1),
+            made_at: Instant::now(),
             generation: Cell::new(generation),
             touched: Cell::new(true),
             used: Cell::new(0),

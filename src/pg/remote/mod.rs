@@ -42,7 +42,7 @@ pub mod wire;
 
 pub use copy::copy_rows;
 pub use failure::{guard, Failure, Result};
-pub use pool::Connection;
+pub use pool::{any_wrote, generation, Connection};
 pub use scatter::run_everywhere;
 pub use slots::figures as connections;
 

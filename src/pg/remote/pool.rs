@@ -62,12 +62,23 @@ unsafe extern "C-unwind" fn on_change(_: pg_sys::Datum, _: i32, _: u32) {
     })
 }
 
+/// Changes whenever a foreign server or user mapping may have.
+pub fn generation() -> u64 {
+    GENERATION.get()
+}
+
 /// The links with an open transaction, in the order of their first use.
 pub fn taking_part() -> Vec<Rc<Link>> {
     let taking_part = |pool: &Pool| pool.links.borrow().iter().filter(|link| link.in_transaction()).cloned().collect();
     let mut links: Vec<Rc<Link>> = POOL.with(|pool| taking_part(pool));
     links.sort_unstable_by_key(|link| link.remote.turn.get());
     links
+}
+
+/// Whether the transaction may have written on a shard.
+pub fn any_wrote() -> bool {
+    let wrote = |link: &Rc<Link>| link.in_transaction() && link.remote.wrote.get();
+    POOL.with(|pool| pool.links.borrow().iter().any(wrote))
 }
 
 /// The links in the middle of a conversation.

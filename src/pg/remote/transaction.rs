@@ -21,6 +21,7 @@ use super::pool;
 use super::wait::forget_cancel;
 use super::wire::decode::Status;
 use super::{commit, two_phase};
+use crate::pg::reads::session;
 use crate::pg::savepoint;
 
 /// How long the abort of a transaction waits for the shards to say that they have rolled back. They do so in any case.
@@ -39,6 +40,8 @@ pub struct Remote {
     pub wrote: Cell<bool>,
     /// The shard allows prepared transactions, as far as it was asked.
     pub prepares: Cell<bool>,
+    /// It is a replica: its transactions only read, and nothing is lost with one.
+    pub reads_only: Cell<bool>,
 }
 
 thread_local! {
@@ -81,10 +84,11 @@ pub fn expect() {
 }
 
 /// The statement that opens a shard's transaction like ours.
-fn begin_statement() -> String {
+fn begin_statement(link: &Link) -> String {
     // SAFETY: reads three variables of the transaction.
     let (isolation, read_only, deferrable) =
         unsafe { (pg_sys::XactIsoLevel, pg_sys::XactReadOnly, pg_sys::XactDeferrable) };
+    let read_only = read_only || link.remote.reads_only.get();
     let isolation = match isolation as u32 {
         pg_sys::XACT_SERIALIZABLE => "SERIALIZABLE",
         pg_sys::XACT_REPEATABLE_READ => "REPEATABLE READ",
@@ -106,7 +110,7 @@ pub fn enter(link: &Link) -> Result<Vec<Vec<u8>>> {
         link.remote.begun.set(level);
         link.remote.wrote.set(false);
         TAKING_PART.set(true);
-        return Ok(vec![begin_statement().into_bytes()]);
+        return Ok(vec![begin_statement(link).into_bytes()]);
     }
     if !link.is_open() {
         return Err(lost(link));
@@ -159,6 +163,14 @@ pub fn leave(link: &Link) {
     link.remote.savepoints.borrow_mut().clear();
 }
 
+/// Gives up what the transaction has read from a replica, which is to be asked nothing more in it.
+pub fn give_up(link: &Link) {
+    if link.in_transaction() {
+        link.close();
+        leave(link);
+    }
+}
+
 /// What a statement's failure means for the shard's transaction and session.
 pub fn after_failure(link: &Link, failure: Failure) -> Failure {
     link.carried.set(None);
@@ -201,6 +213,7 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
         if matches!(event, pg_sys::XactEvent::XACT_EVENT_COMMIT | pg_sys::XactEvent::XACT_EVENT_ABORT) {
             resume_interrupts();
             ADMINISTERS.set(false);
+            session::forget_pins();
         }
         match event {
             pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT if TAKING_PART.get() => commit()?,
@@ -231,6 +244,7 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
 /// Commits on the shards, or brings them to where nothing but the local commit decides.
 fn commit() -> Result<()> {
     let links = pool::taking_part();
+    links.iter().filter(|link| commit::writes(link)).for_each(|link| session::note_write(link.target.id));
     if let Some(gone) = links.iter().find(|link| !link.is_open()) {
         return Err(lost(gone));
     }

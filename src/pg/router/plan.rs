@@ -55,6 +55,8 @@ pub struct Private {
     /// No key: no rows, without asking.
     pub is_empty_without_key: bool,
     pub locks_rows: bool,
+    /// A replica may answer.
+    pub reads_only: bool,
 }
 
 /// What is planned.
@@ -281,7 +283,8 @@ unsafe fn private(routed: &Routed) -> *mut pg_sys::List {
     let flags = i32::from(is_late)
         | i32::from(is_empty_without_key(routed.query)) << 1
         | i32::from(!(*routed.query).rowMarks.is_null()) << 2
-        | i32::from(is_any) << 3;
+        | i32::from(is_any) << 3
+        | i32::from(reads_only(routed.query)) << 4;
     let mut oids = pg_sys::lappend_oid(std::ptr::null_mut(), routed.table);
     oids = pg_sys::lappend_oid(oids, routed.user);
     let parts: [*mut std::ffi::c_void; 5] = [
@@ -319,6 +322,7 @@ impl Private {
             written: oids(4)?,
             is_empty_without_key: flags & 2 != 0,
             locks_rows: flags & 4 != 0,
+            reads_only: flags & 16 != 0,
         })
     }
 }
@@ -329,6 +333,20 @@ unsafe fn written_tables(query: *mut pg_sys::Query) -> Vec<pg_sys::Oid> {
     written.extend(rte(query, (*query).resultRelation as u32).map(|entry| (*entry).relid));
     written.extend(subqueries(query).into_iter().flat_map(|inner| written_tables(inner)));
     written
+}
+
+/// Whether the statement does nothing but read, whatever the functions in it do: none of them is volatile.
+///
+/// # Safety
+/// `query` must be valid.
+pub unsafe fn reads_only(query: *mut pg_sys::Query) -> bool {
+    only_selects(query) && !pg_sys::contain_volatile_functions(query.cast())
+}
+
+unsafe fn only_selects(query: *mut pg_sys::Query) -> bool {
+    (*query).commandType == pg_sys::CmdType::CMD_SELECT
+        && (*query).rowMarks.is_null()
+        && subqueries(query).into_iter().all(|inner| only_selects(inner))
 }
 
 /// Whether the statement has no row unless its tables have one: a plain join without aggregates.

@@ -15,19 +15,21 @@ use super::plan::{OneKey, Private, NODE};
 use crate::pg::catalog::{self, LogicalTable};
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
-use crate::pg::fdw::shard::{connect, statement, Inputs, Source};
+use crate::pg::fdw::shard::{statement, Inputs, Source};
 use crate::pg::fdw::tuples::{clear, types, Rows};
 use crate::pg::fdw::{order, users};
 use crate::pg::keys::KeyType;
 use crate::pg::query::tree::items;
 use crate::pg::raw;
+use crate::pg::reads::explain;
+use crate::pg::reads::reader::Reader;
+use crate::pg::reads::session;
 use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::guard;
 use crate::pg::remote::portal::{Portal, Request};
 use crate::pg::remote::prepared::Statement;
 use crate::pg::remote::transaction;
-use crate::pg::remote::Connection;
 use crate::pg::stats;
 
 /// Rows asked for first, inside a transaction.
@@ -42,7 +44,7 @@ struct State {
 
 /// What a running node has.
 struct Route {
-    connection: Connection,
+    reader: Reader,
     statement: Rc<Statement>,
     inputs: Inputs,
     rows: Rows,
@@ -51,6 +53,8 @@ struct Route {
     alone: bool,
     portal: Option<Rc<Portal>>,
     row: Vec<u8>,
+    /// A row has been passed on.
+    has_begun: bool,
 }
 
 struct Methods(pg_sys::CustomExecMethods);
@@ -108,7 +112,7 @@ unsafe extern "C-unwind" fn begin(node: *mut pg_sys::CustomScanState, estate: *m
         let rows = Rows::new(desc, &all, &types(desc));
         let inputs = inputs(node, &private);
         let route = Route {
-            connection: connect(server, user)?,
+            reader: Reader::open(server, user, private.reads_only)?,
             statement: statement(private.sql.clone(), inputs.types.clone(), rows.formats(), rows.wanted()),
             inputs,
             rows,
@@ -116,6 +120,7 @@ unsafe extern "C-unwind" fn begin(node: *mut pg_sys::CustomScanState, estate: *m
             private,
             portal: None,
             row: Vec::new(),
+            has_begun: false,
         };
         let route = PgMemoryContexts::For((*estate).es_query_cxt).leak_and_drop_on_delete(route);
         (*node.cast::<State>()).route = route;
@@ -198,18 +203,46 @@ impl Route {
         for table in &self.private.written {
             order::note_write_to((*node).ss.ps.state, *table);
         }
-        let request = Request {
-            statement: Rc::clone(&self.statement),
-            params: self.inputs.compute((*node).ss.ps.ps_ExprContext),
-            chunk: if writes || self.alone { 0 } else { CHUNK },
-            begin: !self.alone,
-            writes,
-            needs: Needs::Ours,
-            commits: writes && self.alone,
+        if writes && self.alone {
+            // Should the connection be lost, it may be written all the same.
+            session::note_write(self.reader.shard());
+        }
+        let portal = loop {
+            let request = Request {
+                statement: Rc::clone(&self.statement),
+                params: self.inputs.compute((*node).ss.ps.ps_ExprContext),
+                chunk: if writes || self.alone { 0 } else { CHUNK },
+                begin: !self.alone,
+                writes,
+                needs: Needs::Ours,
+                commits: writes && self.alone,
+            };
+            match self.reader.connection.start(request) {
+                Ok(portal) => break portal,
+                Err(failure) => self.reader.move_on(failure)?,
+            }
         };
-        let portal = self.connection.start(request)?;
         self.portal = Some(Rc::clone(&portal));
         Ok(portal)
+    }
+
+    /// The next row, in `row`. A lost replica is replaced as long as no row was passed on.
+    unsafe fn next(&mut self, node: *mut pg_sys::CustomScanState) -> Result<Option<Rc<Portal>>> {
+        loop {
+            let portal = self.start(node)?;
+            match portal.next(&mut self.row) {
+                Ok(true) => {
+                    self.has_begun = true;
+                    return Ok(None);
+                }
+                Ok(false) => return Ok(Some(portal)),
+                Err(failure) if self.has_begun => return Err(failure),
+                Err(failure) => {
+                    self.reader.move_on(failure)?;
+                    self.portal = None;
+                }
+            }
+        }
     }
 }
 
@@ -219,15 +252,15 @@ unsafe extern "C-unwind" fn next(node: *mut pg_sys::CustomScanState) -> *mut pg_
         let Some(route) = (*node.cast::<State>()).route.as_mut() else { return Ok(clear(slot)) };
         let context = (*(*node).ss.ps.ps_ExprContext).ecxt_per_tuple_memory;
         pg_sys::MemoryContextReset(context);
-        let portal = route.start(node)?;
-        if portal.next(&mut route.row)? {
+        let Some(portal) = route.next(node)? else {
             let before = pg_sys::MemoryContextSwitchTo(context);
             route.rows.store_virtual(&route.row, slot)?;
             pg_sys::MemoryContextSwitchTo(before);
             return Ok(slot);
-        }
+        };
         if route.alone && !route.private.written.is_empty() {
             transaction::hold_interrupts();
+            session::note_write(route.reader.shard());
         }
         let estate = (*node).ss.ps.state;
         if (*(*estate).es_plannedstmt).commandType != pg_sys::CmdType::CMD_SELECT {
@@ -258,6 +291,7 @@ unsafe extern "C-unwind" fn rescan(node: *mut pg_sys::CustomScanState) {
             if let Some(portal) = route.portal.take() {
                 portal.close()?;
             }
+            route.has_begun = false;
         }
         Ok(())
     });
@@ -277,7 +311,13 @@ unsafe extern "C-unwind" fn explain(
         };
         let is_known = !matches!(private.key, OneKey::Late) || !(*(*node).ss.ps.state).es_param_list_info.is_null();
         match is_known.then(|| shard(node, &private, &table)).transpose()?.flatten() {
-            Some(shard) => property(c"Shard", &encoding::server(&table.keyspace.shard_name(shard))),
+            Some(shard) => {
+                property(c"Shard", &encoding::server(&table.keyspace.shard_name(shard)));
+                let used = (*node.cast::<State>()).route.as_ref().map(|route| &route.reader);
+                if let Some(server) = table.servers.get(&shard) {
+                    explain::server(*server, used, private.reads_only, es)?;
+                }
+            }
             None => property(c"Shard", b"that of the key, known when the statement starts"),
         }
         property(c"Routing", Step::Routed.describe().as_bytes());

@@ -1,0 +1,372 @@
+//! From which server a statement reads of one shard.
+//!
+//! Decides whether the transaction may use replicas at all, what a read must not miss, and whom to ask when that is not
+//! known. What always holds: under REPEATABLE READ a shard is read from one server until the transaction ends, and from a
+//! replica only if the transaction can never write; where an answer fails or comes too late, the primary answers.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use pgrx::pg_sys::{self, Oid};
+use pgrx::PgSqlErrorCode;
+use shardmap_core::reads::choice::{choose, Decision, Preference, Verdict, Want, Why};
+use shardmap_core::reads::position::{Position, Timeline};
+use shardmap_core::reads::token::{Mark, ReadToken, ShardPrint};
+
+use super::session::{self, Note, Track};
+use super::settings::{self, Consistency, CONSISTENCY, READ_PREFERENCE, STICKY_READS};
+use super::{ask, servers};
+use crate::pg::fdw::scan::server_name;
+use crate::pg::query::tree::items;
+use crate::pg::remote::transaction::give_up;
+use crate::pg::remote::{any_wrote, Connection, Failure, Result};
+
+/// What a read wants of one shard.
+pub struct Demand {
+    pub preference: Preference,
+    pub max_lag: Option<Duration>,
+    pub token: Option<ReadToken>,
+    pub session: bool,
+}
+
+impl Demand {
+    /// That of the settings.
+    pub fn of_settings() -> Result<Self> {
+        let consistency = CONSISTENCY.get();
+        let token = match consistency {
+            Consistency::Eventual => None,
+            Consistency::Session | Consistency::Token => settings::read_token()?,
+        };
+        Ok(Self {
+            preference: READ_PREFERENCE.get().into(),
+            max_lag: settings::max_lag(),
+            token,
+            session: consistency == Consistency::Session,
+        })
+    }
+}
+
+/// The server that answers.
+pub struct Chosen {
+    pub server: Oid,
+    pub is_replica: bool,
+    pub connection: Connection,
+    pub reason: &'static str,
+    pub waited: Duration,
+    pub considered: Vec<(u32, Verdict)>,
+}
+
+/// Whether reads may go to replicas, as far as the settings say.
+pub fn is_on() -> bool {
+    READ_PREFERENCE.get() != settings::ReadPreference::Primary
+}
+
+/// Why the transaction may not read from replicas, if it may not.
+pub fn obstacle() -> Option<&'static str> {
+    // SAFETY: reads variables of the transaction; a portal's statements are planned when it runs.
+    unsafe {
+        if any_wrote() || pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId {
+            return Some("the transaction has written");
+        }
+        match pg_sys::XactIsoLevel as u32 {
+            pg_sys::XACT_SERIALIZABLE => return Some("the transaction is SERIALIZABLE"),
+            pg_sys::XACT_REPEATABLE_READ if !pg_sys::XactReadOnly => {
+                return Some("the transaction is REPEATABLE READ and may write");
+            }
+            _ => {}
+        }
+        let portal = pg_sys::ActivePortal;
+        let writes = |planned: *mut pg_sys::PlannedStmt| {
+            let reads = [pg_sys::CmdType::CMD_SELECT, pg_sys::CmdType::CMD_UTILITY];
+            !reads.contains(&(*planned).commandType) || (*planned).hasModifyingCTE
+        };
+        if !portal.is_null() && items::<pg_sys::PlannedStmt>((*portal).stmts).any(writes) {
+            return Some("the statement writes");
+        }
+    }
+    None
+}
+
+/// Picks the server for a read of `shard` as `user`, and connects. Asks servers where it must.
+///
+/// # Errors
+/// 22023: the token is none. 55000: only replicas are wanted and none will do; or the primary is a former one. Those of
+/// connecting to the primary.
+pub fn pick(shard: Oid, user: Oid, demand: &Demand) -> Result<Chosen> {
+    let pinned = session::pinned(shard);
+    if let Some(server) = pinned.filter(|server| *server == shard || is_repeatable()) {
+        return Chosen::new(shard, server, user, SAME);
+    }
+    let past = session::past(shard);
+    if demand.session && past.wrote_at.is_some_and(|wrote| wrote.elapsed() < settings::primary_after_write()) {
+        return Chosen::new(shard, shard, user, "the session has just written there");
+    }
+    let mut is_resolved = false;
+    loop {
+        let decision = decide(shard, demand);
+        if demand.session && !is_resolved && is_left_behind(shard, &decision) {
+            resolve(&[shard], user, &[Which::Written, Which::Seen])?;
+            is_resolved = true;
+            continue;
+        }
+        let Some(server) = decision.server.map(Oid::from) else { return Err(none(shard, &decision.considered)) };
+        if server == shard {
+            return to_primary(shard, user, demand, decision);
+        }
+        let Ok(chosen) = Chosen::new(shard, server, user, decision.reason.describe()) else {
+            servers::note_lost(server);
+            continue;
+        };
+        if demand.session && is_to_be_resolved(shard, &chosen) {
+            resolve(&[shard], user, &[Which::Written, Which::Seen])?;
+            // What was not known a moment ago may ask for another server.
+            continue;
+        }
+        return settle(shard, user, demand, decision, chosen);
+    }
+}
+
+fn to_primary(shard: Oid, user: Oid, demand: &Demand, decision: Decision) -> Result<Chosen> {
+    let mut chosen = Chosen::new(shard, shard, user, decision.reason.describe())?;
+    if decision.doubtful {
+        check_primary(&chosen.connection, shard, needed(shard, demand))?;
+    }
+    chosen.considered = decision.considered;
+    Ok(chosen)
+}
+
+/// Why a statement may not use replicas.
+pub const NOT_ONLY_READ: &str = "the statement writes, locks rows or calls volatile functions";
+const SAME: &str = "the server that the transaction has read from";
+
+fn is_repeatable() -> bool {
+    // SAFETY: reads a variable of the transaction.
+    unsafe { pg_sys::XactIsoLevel as u32 == pg_sys::XACT_REPEATABLE_READ }
+}
+
+/// What is decided without asking anybody.
+pub fn decide(shard: Oid, demand: &Demand) -> Decision {
+    let known = servers::of(shard);
+    let candidates: Vec<_> = known.iter().map(servers::Server::candidate).collect();
+    let zone = settings::zone();
+    let past = session::past(shard);
+    let last = session::pinned(shard).or(past.last.filter(|_| STICKY_READS.get()));
+    let want = Want {
+        preference: demand.preference,
+        max_lag: demand.max_lag,
+        token: needed(shard, demand),
+        last: last.map(Oid::to_u32),
+        lost: &servers::lost_lately(),
+        zone: &zone,
+        may_ask: !settings::catchup_timeout().is_zero(),
+    };
+    choose(&candidates, &want, &[], [servers::chance(), servers::chance()])
+}
+
+/// What the read must not miss, as far as its position is known.
+fn needed(shard: Oid, demand: &Demand) -> Option<Mark> {
+    let past = demand.session.then(|| session::past(shard));
+    let marks = [
+        demand.token.as_ref().and_then(|token| token.mark(print(shard))),
+        past.as_ref().and_then(|past| past.written.mark),
+        past.as_ref().and_then(|past| past.seen.mark),
+        past.as_ref().and_then(|_| session::observed_mark(|| print(shard))),
+    ];
+    marks.into_iter().flatten().reduce(Mark::merge)
+}
+
+/// A shard as tokens name it.
+pub fn print(shard: Oid) -> ShardPrint {
+    // SAFETY: inside a transaction.
+    ShardPrint::of(&unsafe { server_name(shard) }.unwrap_or_default())
+}
+
+/// Whether the session knows of an older timeline only, and has used the shard since: where that is now may be on a newer
+/// one, which replicas have.
+fn is_left_behind(shard: Oid, decision: &Decision) -> bool {
+    let is_newer = |(_, verdict): &(u32, Verdict)| *verdict == Verdict::Not(Why::NewerTimeline);
+    let past = session::past(shard);
+    let has_notes = !past.seen.pending.is_empty() || !past.written.pending.is_empty();
+    has_notes && decision.considered.iter().any(is_newer)
+}
+
+/// Whether something was written or seen of which only the server is known, another one than the chosen one.
+fn is_to_be_resolved(shard: Oid, chosen: &Chosen) -> bool {
+    let own = Note { server: chosen.server, link: chosen.connection.link().number };
+    let past = session::past(shard);
+    past.seen.pending.iter().any(|note| *note != own) || !past.written.pending.is_empty()
+}
+
+/// Waits for the replica decided on if it is to be asked.
+fn settle(shard: Oid, user: Oid, demand: &Demand, decision: Decision, mut chosen: Chosen) -> Result<Chosen> {
+    chosen.considered = decision.considered;
+    let Some(wanted) = decision.ask.or_else(|| is_new(&chosen).then(|| to_be_shown(shard, demand, &chosen)).flatten())
+    else {
+        return Ok(chosen);
+    };
+    let since = Instant::now();
+    let known = servers::heard(chosen.server).map_or(Timeline(0), |heard| heard.position.timeline);
+    let heard = ask::wait_for(&chosen.connection, wanted, known, settings::catchup_timeout());
+    chosen.waited = since.elapsed();
+    match heard {
+        Ok(Some(heard)) => {
+            servers::note_heard(chosen.server, heard);
+            return Ok(chosen);
+        }
+        Ok(None) => servers::note_in_vain(chosen.server),
+        Err(_) => {
+            give_up(chosen.connection.link());
+            servers::note_lost(chosen.server);
+        }
+    }
+    if demand.preference == Preference::Replica {
+        return Err(none(shard, &chosen.considered));
+    }
+    let primary = Chosen::new(shard, shard, user, "no replica has caught up in time")?;
+    Ok(Chosen { waited: chosen.waited, considered: chosen.considered, ..primary })
+}
+
+/// Whether the connection was made after the server was last heard of: it may have been restarted since, and be behind what
+/// it had replayed then.
+fn is_new(chosen: &Chosen) -> bool {
+    servers::heard(chosen.server).is_none_or(|heard| chosen.connection.link().made_at.elapsed() <= heard.age)
+}
+
+/// What a server has to show before it is trusted, if anything depends on how far it is.
+fn to_be_shown(shard: Oid, demand: &Demand, chosen: &Chosen) -> Option<Position> {
+    let own = || servers::heard(chosen.server).map(|heard| heard.position);
+    match needed(shard, demand) {
+        Some(token) => Some(token.position),
+        None => demand.max_lag.and_then(|_| own()),
+    }
+}
+
+/// Makes sure that a primary which was last heard of on an older timeline than the token's is not a former one.
+fn check_primary(primary: &Connection, shard: Oid, token: Option<Mark>) -> Result<()> {
+    let Some(token) = token else { return Ok(()) };
+    let heard = ask::position(primary)?;
+    servers::note_heard(shard, heard);
+    if heard.system == token.system && heard.position.timeline >= token.position.timeline && !heard.in_recovery {
+        return Ok(());
+    }
+    // SAFETY: inside a transaction.
+    let name = unsafe { server_name(shard) }.unwrap_or_default();
+    Err(Failure::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("shard \"{name}\" does not have what the read must not miss"),
+    )
+    .detail(format!("Its server is at {}, the token at {}.", heard.position, token.position))
+    .hint(
+        "The server may be a former primary, or the shard was made anew since the token was given. Look where the \
+         shard's foreign server leads; or read without the token.",
+    ))
+}
+
+fn none(shard: Oid, considered: &[(u32, Verdict)]) -> Failure {
+    // SAFETY: inside a transaction.
+    let name = |server: Oid| unsafe { server_name(server) }.unwrap_or_default();
+    let found: Vec<_> = considered
+        .iter()
+        .filter(|(server, _)| *server != shard.to_u32())
+        .map(|(server, verdict)| format!("\"{}\": {}", name(Oid::from(*server)), describe(*verdict)))
+        .collect();
+    let detail = if found.is_empty() { "It has no replicas.".to_owned() } else { format!("{}.", found.join("; ")) };
+    Failure::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("no replica of shard \"{}\" can answer this read", name(shard)),
+    )
+    .detail(detail)
+    .hint("SET shardmap.read_preference = 'prefer_replica' lets the primary answer then.")
+}
+
+/// A verdict in a few words.
+pub fn describe(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::Serves => "would do".to_owned(),
+        Verdict::Asked(_) => "had not replayed up to the token when last heard of".to_owned(),
+        Verdict::Not(why) => why.to_string(),
+    }
+}
+
+impl Chosen {
+    fn new(shard: Oid, server: Oid, user: Oid, reason: &'static str) -> Result<Self> {
+        let is_replica = server != shard;
+        let connection = ask::open(server, user, is_replica)?;
+        Ok(Self { server, is_replica, connection, reason, waited: Duration::ZERO, considered: Vec::new() })
+    }
+}
+
+/// The two things that a session's past is made of.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Which {
+    Written,
+    Seen,
+}
+
+impl Which {
+    pub fn of(self, past: &mut session::Past) -> &mut Track {
+        match self {
+            Self::Written => &mut past.written,
+            Self::Seen => &mut past.seen,
+        }
+    }
+}
+
+/// Finds the positions of what was written or seen on these shards and is known by its server only. A replica that cannot
+/// tell any more is stood for by its primary, which is at least as far.
+pub fn resolve(shards: &[Oid], user: Oid, which: &[Which]) -> Result<()> {
+    let mut wanted: Vec<(Oid, Note)> = Vec::new();
+    for shard in shards {
+        let mut past = session::past(*shard);
+        for which in which {
+            for note in &which.of(&mut past).pending {
+                let note = if can_tell(*shard, user, *note) { *note } else { Note { server: *shard, link: 0 } };
+                if !wanted.contains(&(*shard, note)) {
+                    wanted.push((*shard, note));
+                }
+            }
+        }
+    }
+    let asked: Vec<_> = wanted.iter().map(|(shard, note)| (note.server, *shard != note.server)).collect();
+    let answers = ask::positions(&asked, user);
+    let mut marks: HashMap<Oid, Vec<Mark>> = HashMap::new();
+    for ((shard, note), answer) in wanted.into_iter().zip(answers) {
+        let is_replica = note.server != shard;
+        let heard = match answer {
+            // A replica that was promoted meanwhile, or is lost.
+            Ok(heard) if is_replica && !heard.in_recovery => ask::position(&ask::open(shard, user, false)?)?,
+            Err(_) if is_replica => ask::position(&ask::open(shard, user, false)?)?,
+            answer => answer?,
+        };
+        marks.entry(shard).or_default().push(Mark { system: heard.system, position: heard.position });
+    }
+    for (shard, marks) in marks {
+        session::with(shard, |past| {
+            for which in which {
+                let track = which.of(past);
+                if !std::mem::take(&mut track.pending).is_empty() {
+                    marks.iter().for_each(|mark| track.raise(*mark));
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Whether the server of a note still stands for it: the primary, or the same connection to a replica.
+fn can_tell(shard: Oid, user: Oid, note: Note) -> bool {
+    note.server == shard || ask::open(note.server, user, true).is_ok_and(|server| server.link().number == note.link)
+}
+
+/// For EXPLAIN: the server that a statement would use now, as far as is known without asking, and why.
+pub fn expected(shard: Oid, may_use_replica: bool) -> Result<(Oid, String)> {
+    let to_primary = |why: &str| Ok((shard, why.to_owned()));
+    if !may_use_replica {
+        return to_primary(NOT_ONLY_READ);
+    }
+    if let Some(obstacle) = obstacle() {
+        return to_primary(obstacle);
+    }
+    let decision = decide(shard, &Demand::of_settings()?);
+    Ok((decision.server.map_or(shard, Oid::from), decision.reason.describe().to_owned()))
+}

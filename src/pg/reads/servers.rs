@@ -1,0 +1,225 @@
+//! What is known of a shard's servers without asking.
+//!
+//! Observations come from the worker that samples all servers; what this session has heard itself counts until a newer one
+//! is there. A replica that was waited for in vain is not asked again for a while. The list of replicas is read anew when
+//! a foreign server has changed, and after [`LIST_HOLDS`].
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use pgrx::pg_sys::{self, Oid};
+use shardmap_core::reads::choice::{Admission, Candidate, Heard};
+use shardmap_core::reads::position::Position;
+use shardmap_core::reads::token::System;
+use shardmap_core::replica::{Moment, Observation, Rotation, Standing};
+
+use crate::pg::encoding;
+use crate::pg::replicas::{registry, shared};
+
+/// How long a replica is not asked after it was waited for in vain.
+const IN_VAIN: Duration = Duration::from_millis(500);
+/// How long a replica that was lost is not tried again.
+const LOST_HOLDS: Duration = Duration::from_secs(1);
+/// How long a change of weight or zone may go unnoticed.
+const LIST_HOLDS: Duration = Duration::from_secs(1);
+
+/// A registered replica.
+struct Replica {
+    server: Oid,
+    weight: f64,
+    zone: String,
+    is_drained: bool,
+}
+
+/// The replicas by their shards' servers.
+struct List {
+    read_at: Instant,
+    generation: u64,
+    by_shard: HashMap<Oid, Rc<[Replica]>>,
+}
+
+/// A server of a shard, and what is known of it.
+pub struct Server {
+    oid: Oid,
+    is_primary: bool,
+    weight: f64,
+    zone: String,
+    admission: Admission,
+    heard: Option<Heard>,
+    may_ask: bool,
+}
+
+thread_local! {
+    static LIST: RefCell<Option<List>> = const { RefCell::new(None) };
+    /// What was heard, and when.
+    static HEARD: RefCell<HashMap<Oid, (Instant, Heard)>> = RefCell::default();
+    static LOST: RefCell<HashMap<Oid, Instant>> = RefCell::default();
+    static ASKED_IN_VAIN: RefCell<HashMap<Oid, Instant>> = RefCell::default();
+    static CHANCE: Cell<u64> = const { Cell::new(0) };
+}
+
+impl Server {
+    pub fn candidate(&self) -> Candidate<'_> {
+        Candidate {
+            server: self.oid.to_u32(),
+            is_primary: self.is_primary,
+            weight: self.weight,
+            zone: &self.zone,
+            admission: self.admission,
+            heard: self.heard,
+            may_ask: self.may_ask,
+        }
+    }
+}
+
+/// The shard's servers, its primary first.
+pub fn of(shard: Oid) -> Vec<Server> {
+    let primary = Server {
+        oid: shard,
+        is_primary: true,
+        weight: 1.0,
+        zone: String::new(),
+        admission: Admission::All,
+        heard: heard(shard),
+        may_ask: true,
+    };
+    let replica = |replica: &Replica| {
+        let rotation = shared::observation(replica.server).map(|observation| observation.rotation);
+        Server {
+            oid: replica.server,
+            is_primary: false,
+            weight: replica.weight,
+            zone: replica.zone.clone(),
+            admission: match rotation {
+                _ if replica.is_drained => Admission::None,
+                Some(Rotation::Out | Rotation::Drained) => Admission::None,
+                Some(Rotation::OutOfReadYourWrites) => Admission::WithoutToken,
+                Some(Rotation::In) | None => Admission::All,
+            },
+            heard: heard(replica.server),
+            may_ask: !was_asked_in_vain(replica.server),
+        }
+    };
+    std::iter::once(primary).chain(replicas(shard).iter().map(replica)).collect()
+}
+
+/// The newest that is known of a server.
+pub fn heard(server: Oid) -> Option<Heard> {
+    let sampled = shared::observation(server);
+    let age = sampled.map(|observation| now().since(observation.taken_at));
+    let own = HEARD.with_borrow(|heard| heard.get(&server).map(|(when, heard)| (when.elapsed(), *heard)));
+    let sampled = sampled.zip(age).map(|(observation, age)| (age, of_observation(&observation, age)));
+    match (own, sampled) {
+        (Some((own_age, own)), Some((age, sampled))) if own_age < age => {
+            // An answer tells of the position; how that lags, the worker has known.
+            let lag = sampled.and_then(|sampled| sampled.lag).map(|lag| lag + (age - own_age));
+            Some(Heard { lag, age: own_age, ..own })
+        }
+        (_, Some((_, sampled))) => sampled,
+        (Some((age, own)), None) => Some(Heard { age, ..own }),
+        (None, None) => None,
+    }
+}
+
+/// `None`: it has not answered, or not said enough.
+fn of_observation(observation: &Observation, age: Duration) -> Option<Heard> {
+    let position = Position { timeline: observation.timeline?, lsn: observation.replayed? };
+    let is_valid = !matches!(observation.standing, Standing::Invalid(_));
+    Some(Heard {
+        system: System::of(observation.system?.0),
+        position,
+        in_recovery: is_valid && observation.in_recovery?,
+        lag: match observation.standing {
+            Standing::Replica { lag } => Some(lag),
+            _ => None,
+        },
+        round_trip: observation.round_trip,
+        age,
+    })
+}
+
+fn now() -> Moment {
+    // SAFETY: reads the clock.
+    Moment(unsafe { pg_sys::GetCurrentTimestamp() })
+}
+
+/// Notes what a server has said.
+pub fn note_heard(server: Oid, heard: Heard) {
+    HEARD.with_borrow_mut(|all| all.insert(server, (Instant::now(), heard)));
+}
+
+/// Notes that a replica was lost.
+pub fn note_lost(server: Oid) {
+    LOST.with_borrow_mut(|all| all.insert(server, Instant::now()));
+}
+
+/// The replicas that were lost lately.
+pub fn lost_lately() -> Vec<u32> {
+    LOST.with_borrow_mut(|all| {
+        all.retain(|_, when| when.elapsed() < LOST_HOLDS);
+        all.keys().map(|server| server.to_u32()).collect()
+    })
+}
+
+/// Notes that a replica was waited for in vain.
+pub fn note_in_vain(server: Oid) {
+    ASKED_IN_VAIN.with_borrow_mut(|all| all.insert(server, Instant::now()));
+}
+
+fn was_asked_in_vain(server: Oid) -> bool {
+    ASKED_IN_VAIN.with_borrow(|all| all.get(&server).is_some_and(|when| when.elapsed() < IN_VAIN))
+}
+
+/// The shard's replicas.
+fn replicas(shard: Oid) -> Rc<[Replica]> {
+    let generation = crate::pg::remote::generation();
+    let known = LIST.with_borrow(|list| {
+        let current = |list: &&List| list.generation == generation && list.read_at.elapsed() < LIST_HOLDS;
+        list.as_ref().filter(current).map(|list| list.by_shard.get(&shard).cloned())
+    });
+    let found = known.unwrap_or_else(|| {
+        let by_shard = read_list();
+        let found = by_shard.get(&shard).cloned();
+        LIST.set(Some(List { read_at: Instant::now(), generation, by_shard }));
+        found
+    });
+    found.unwrap_or_else(|| Rc::new([]))
+}
+
+fn read_list() -> HashMap<Oid, Rc<[Replica]>> {
+    let mut by_shard: HashMap<Oid, Vec<Replica>> = HashMap::new();
+    let server = |name: &str| {
+        let name = encoding::server_string(name);
+        // SAFETY: a system cache look-up, inside a transaction.
+        unsafe { pg_sys::get_foreign_server_oid(name.as_ptr(), true) }
+    };
+    for replica in registry::all() {
+        let (shard, own) = (server(&replica.shard), server(&replica.name));
+        if shard != pg_sys::InvalidOid && own != pg_sys::InvalidOid {
+            by_shard.entry(shard).or_default().push(Replica {
+                server: own,
+                weight: replica.weight,
+                zone: replica.zone,
+                is_drained: replica.drained,
+            });
+        }
+    }
+    by_shard.into_iter().map(|(shard, replicas)| (shard, replicas.into())).collect()
+}
+
+/// A random number; not for secrets.
+pub fn chance() -> u64 {
+    let seed = || {
+        // SAFETY: reads the clock and this process' number.
+        unsafe { pg_sys::GetCurrentTimestamp() as u64 ^ (pg_sys::MyProcPid as u64) << 32 }
+    };
+    let before = if CHANCE.get() == 0 { seed() } else { CHANCE.get() };
+    // Source: Sebastiano Vigna, splitmix64.
+    let state = before.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    CHANCE.set(state);
+    let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
