@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What the benchmark compares with, besides Postgres' own: PgBouncer, and PL/Proxy for a Postgres 15.
+# What the benchmark compares with, besides Postgres' own: PgBouncer, and PL/Proxy for a Postgres 15. With arguments, only
+# those: tests take PgBouncer.
 #
 # Debian's packages are unpacked into .tools/peers, never installed; PL/Proxy's files go into .tools/pg15. Where one cannot
 # be had a line says so, and the benchmark leaves its figures out. Next: bench/harness/peers.py.
@@ -59,6 +60,6 @@ plproxy() {
     touch "$PEERS/bin/plproxy"
 }
 
-for peer in pgbouncer plproxy; do
+for peer in ${*:-pgbouncer plproxy}; do
     (locked "$peer" "$peer") || note "there is no $peer here: its figures are left out"
 done

@@ -1,4 +1,5 @@
-//! The options of servers, user mappings and foreign tables: postgres_fdw's, but for those that we do not honour.
+//! The options of servers, user mappings and foreign tables: postgres_fdw's, but for those that we do not honour, and
+//! `pooler` of servers.
 
 use std::ffi::CStr;
 
@@ -7,6 +8,7 @@ use pgrx::prelude::*;
 
 use crate::pg::error::Refusal;
 use crate::pg::query::tree::items;
+use crate::pg::remote::pooler::{self, Pooler};
 
 /// Planning would ask the shard over a connection of postgres_fdw's own, which neither sees what the transaction has
 /// written nor waits for anything but itself.
@@ -31,7 +33,15 @@ pub unsafe fn find(options: *const pg_sys::List, name: &CStr) -> Option<*const s
 pub unsafe extern "C-unwind" fn shardmap_fdw_validator(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     let argument = |at: usize| (*fcinfo).args.as_slice(2)[at].value;
     let options = pg_sys::untransformRelOptions(argument(0));
+    let mut theirs = Vec::new();
     for option in items::<pg_sys::DefElem>(options) {
+        if CStr::from_ptr((*option).defname) == pooler::OPTION {
+            check_pooler(option, argument(1));
+            continue;
+        }
+        let value = CStr::from_ptr(pg_sys::defGetString(option)).to_bytes();
+        let text = [CStr::from_ptr((*option).defname).to_bytes(), b"=", value].concat();
+        theirs.push(pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(text.as_ptr().cast(), text.len() as i32)));
         if CStr::from_ptr((*option).defname) == REMOTE_ESTIMATE && pg_sys::defGetBoolean(option) {
             Refusal::new(
                 PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
@@ -49,7 +59,27 @@ pub unsafe extern "C-unwind" fn shardmap_fdw_validator(fcinfo: pg_sys::FunctionC
     );
     let validate: unsafe extern "C-unwind" fn(pg_sys::FunctionCallInfo) -> pg_sys::Datum =
         std::mem::transmute(validate);
-    pg_sys::DirectFunctionCall2Coll(Some(validate), pg_sys::InvalidOid, argument(0), argument(1))
+    let count = theirs.len() as i32;
+    let theirs = pg_sys::construct_array(theirs.as_mut_ptr(), count, pg_sys::TEXTOID, -1, false, b'i' as _);
+    pg_sys::DirectFunctionCall2Coll(Some(validate), pg_sys::InvalidOid, pg_sys::Datum::from(theirs), argument(1))
+}
+
+/// Refuses a value that the option does not have, or another place for it than a server.
+unsafe fn check_pooler(option: *mut pg_sys::DefElem, catalog: pg_sys::Datum) {
+    if catalog != pg_sys::Datum::from(pg_sys::ForeignServerRelationId) {
+        Refusal::new(PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME, "invalid option \"pooler\"")
+            .hint("It is an option of foreign servers.")
+            .raise()
+    }
+    let value = CStr::from_ptr(pg_sys::defGetString(option));
+    if Pooler::parse(value).is_none() {
+        Refusal::new(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("invalid value for option \"pooler\": \"{}\"", value.to_string_lossy()),
+        )
+        .hint("It is none, transaction or transaction_prepared.")
+        .raise()
+    }
 }
 
 #[no_mangle]

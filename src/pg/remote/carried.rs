@@ -105,8 +105,11 @@ pub fn values() -> Vec<(&'static str, String)> {
     NAMES.into_iter().map(value).collect()
 }
 
-/// The command that gives them to a session of a shard.
-pub fn command(carried: Carried) -> Vec<u8> {
+/// What every session of ours has, and a pooler's may lack.
+const ALWAYS: [(&str, &str); 2] = [("search_path", "pg_catalog"), ("standard_conforming_strings", "on")];
+
+/// The command that gives them to a session of a shard; `local`: to its transaction, with what a session of ours has.
+pub fn command(carried: Carried, local: bool) -> Vec<u8> {
     let ours = carried == Carried::current();
     let set = |(name, value): (&str, String)| {
         let value = match name {
@@ -118,7 +121,9 @@ pub fn command(carried: Carried) -> Vec<u8> {
         let value = CString::new(value).unwrap_or_default();
         // SAFETY: a C string; the literal is copied.
         let literal = unsafe { CStr::from_ptr(pg_sys::quote_literal_cstr(value.as_ptr())) };
-        format!("pg_catalog.set_config('{name}', {}, false)", literal.to_string_lossy())
+        format!("pg_catalog.set_config('{name}', {}, {local})", literal.to_string_lossy())
     };
-    format!("SELECT {}", values().into_iter().map(set).collect::<Vec<_>>().join(", ")).into_bytes()
+    let always =
+        ALWAYS.iter().take(if local { ALWAYS.len() } else { 0 }).map(|(name, value)| (*name, (*value).to_owned()));
+    format!("SELECT {}", always.chain(values()).map(set).collect::<Vec<_>>().join(", ")).into_bytes()
 }

@@ -96,8 +96,17 @@ impl Dial {
             Some(FULL) => PgSqlErrorCode::ERRCODE_TOO_MANY_CONNECTIONS,
             _ => PgSqlErrorCode::ERRCODE_SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
         };
-        Failure::new(code, format!("could not connect to shard \"{}\"", self.target.server))
-            .detail(detail)
+        // Source: PgBouncer: "unsupported startup parameter: options".
+        let is_pooler = detail.contains("unsupported startup parameter");
+        let failure =
+            Failure::new(code, format!("could not connect to shard \"{}\"", self.target.server)).detail(detail);
+        if is_pooler {
+            return failure.hint(
+                "For a pooler before the shard: ALTER SERVER ... OPTIONS (ADD pooler 'transaction'), or let it ignore \
+                 the parameter.",
+            );
+        }
+        failure
             .hint("Check that the shard runs and that its foreign server and user mapping hold its address and user.")
     }
 }

@@ -17,7 +17,7 @@ use pgrx::PgSqlErrorCode;
 
 use super::admit;
 use super::answer::Answer;
-use super::carried::Carried;
+use super::carried::{self, Carried, Needs};
 use super::failure::{pass_on, Failure, Result};
 use super::libpq::{Conn, Notice};
 use super::occupant::Occupant;
@@ -75,7 +75,7 @@ pub struct Link {
 impl Link {
     /// Connects, and waits for it as long as the target allows.
     pub fn connect(target: Rc<Target>, transactional: bool, generation: u64) -> Result<Self> {
-        let carried = Carried::current();
+        let carried = target.pooler.keeps_session().then(Carried::current);
         let conn = admit::connect(&target, &Session::like_ours())?;
         let wire = Wire::new(conn).map_err(|failure| failure.at_shard(&target.server))?;
         Ok(Self {
@@ -89,7 +89,7 @@ impl Link {
             gone: Cell::new(false),
             remote: Remote::default(),
             prepared: RefCell::default(),
-            carried: Cell::new(Some(carried)),
+            carried: Cell::new(carried),
             wire,
             status: Cell::new(Status::Idle),
             awaited: Cell::new(0),
@@ -99,6 +99,16 @@ impl Link {
             unneeded: RefCell::default(),
             notices: RefCell::default(),
         })
+    }
+
+    /// The command that gives the shard's session the settings that a statement needs, if it lacks them. It counts as done:
+    /// send it at once, with the statement.
+    pub fn carry(&self, needs: Needs) -> Option<Vec<u8>> {
+        let keeps = self.target.pooler.keeps_session();
+        let known = self.carried.get().filter(|_| keeps || self.in_transaction());
+        let missing = Carried::missing(needs, known)?;
+        self.carried.set(Some(missing));
+        Some(carried::command(missing, !keeps))
     }
 
     pub fn in_transaction(&self) -> bool {

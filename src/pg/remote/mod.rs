@@ -26,6 +26,7 @@ pub mod libpq;
 mod link;
 pub mod occupant;
 mod pool;
+pub mod pooler;
 pub mod portal;
 pub mod prepared;
 mod record;

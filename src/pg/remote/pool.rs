@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys;
 
 use super::answer::Answer;
-use super::carried::{self, Carried, Needs};
+use super::carried::Needs;
 use super::failure::{guard, Result};
 use super::idle;
 use super::link::Link;
@@ -309,10 +309,9 @@ impl Connection {
             commands = transaction::enter(&self.link)?;
             self.link.remote.wrote.set(true);
         }
-        // The rows come as text.
-        if let Some(carried) = Carried::missing(Needs::Plain, self.link.carried.get()) {
-            commands.push(carried::command(carried));
-            self.link.carried.set(Some(carried));
+        // The rows come as text. Settings for what commits by itself, and may be no part of a transaction, need a session.
+        if self.link.transactional || self.link.target.pooler.keeps_session() {
+            commands.extend(self.link.carry(Needs::Plain));
         }
         match commands.is_empty() {
             true => Ok(()),

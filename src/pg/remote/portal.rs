@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use pgrx::{pg_sys, PgSqlErrorCode};
 
-use super::carried::{self, Carried, Needs};
+use super::carried::Needs;
 use super::failure::{Failure, Result, SqlState};
 use super::link::{Busy, Link};
 use super::occupant::Occupant;
@@ -133,17 +133,17 @@ impl Portal {
             self.ahead.set(commands.len() as u32);
             self.turn.set(link.remote.turn.get());
         }
-        if let Some(carried) = Carried::missing(self.request.needs, link.carried.get()) {
-            batch.command(&carried::command(carried));
+        if let Some(command) = link.carry(self.request.needs) {
+            batch.command(&command);
             self.ahead.set(self.ahead.get() + 1);
-            link.carried.set(Some(carried));
         }
         if self.request.writes {
             link.remote.wrote.set(true);
         }
         self.may_repeat.set(!was_open);
         let statement = &self.request.statement;
-        let reference = link.prepared.borrow_mut().refer(statement, MAX_PREPARED.get() as usize);
+        let limit = if link.target.pooler.keeps_statements() { MAX_PREPARED.get() as usize } else { 0 };
+        let reference = link.prepared.borrow_mut().refer(statement, limit);
         self.reference.set(reference);
         let by_name = match reference {
             Reference::Once => Vec::new(),

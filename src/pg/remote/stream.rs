@@ -10,7 +10,7 @@ use std::rc::{Rc, Weak};
 
 use pgrx::PgSqlErrorCode;
 
-use super::carried::{self, Carried, Needs};
+use super::carried::Needs;
 use super::failure::{Failure, Result};
 use super::link::{Busy, Link};
 use super::occupant::Occupant;
@@ -184,10 +184,7 @@ impl Stream {
             true => transaction::at_level(self.level, || transaction::enter(link))?,
             false => Vec::new(),
         };
-        if let Some(carried) = Carried::missing(self.destination.needs, link.carried.get()) {
-            commands.push(carried::command(carried));
-            link.carried.set(Some(carried));
-        }
+        commands.extend(link.carry(self.destination.needs));
         commands.push(self.destination.command.to_vec());
         link.remote.wrote.set(true);
         batch.query(&commands.join(&b"; "[..]));

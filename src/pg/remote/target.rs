@@ -14,6 +14,7 @@ use pgrx::{PgList, PgSqlErrorCode};
 use super::carried;
 use super::failure::{Failure, Result};
 use super::libpq;
+use super::pooler::{self, Pooler};
 use crate::pg::encoding;
 use crate::pg::replicas::registry;
 use crate::pg::settings::CONNECT_TIMEOUT;
@@ -43,6 +44,8 @@ pub struct Target {
     pub mapping: pg_sys::Oid,
     /// The user must prove who he is by a password of the mapping.
     pub needs_password: bool,
+    /// What stands before the shard.
+    pub pooler: Pooler,
     options: Vec<(String, CString)>,
 }
 
@@ -76,7 +79,7 @@ impl Target {
         libpq::load()?;
         let name = encoding::server_string(server);
         // SAFETY: catalog look-ups; what they return lives in the current memory context.
-        let (id, mapping, mut options) = unsafe {
+        let (id, mapping, pooler, mut options) = unsafe {
             let found = pg_sys::GetForeignServerByName(name.as_ptr(), true);
             if found.is_null() {
                 return Err(unknown(server));
@@ -99,6 +102,8 @@ impl Target {
             };
             let mapping = pg_sys::GetUserMapping(user, server_id);
             let mut options = definitions((*found).options);
+            let pooler = options.iter().find(|(name, _)| name.as_bytes() == pooler::OPTION.to_bytes());
+            let pooler = pooler.and_then(|(_, value)| Pooler::parse(value)).unwrap_or_default();
             // The mapping's come last: libpq takes the last of two equal names.
             let own = definitions((*mapping).options);
             options.retain(|(name, _)| !own.iter().any(|(own, _)| own == name));
@@ -109,12 +114,12 @@ impl Target {
                 return Err(password_required("Ordinary users must give a password in the user mapping."));
             }
             options.extend(own);
-            (server_id, ((*mapping).umid, needs_password), options)
+            ((*found).serverid, ((*mapping).umid, needs_password), pooler, options)
         };
         let known = libpq::option_names();
         options.retain(|(name, _)| known.contains(name));
         let (mapping, needs_password) = mapping;
-        Ok(Self { id, server: server.to_owned(), mapping, needs_password, options })
+        Ok(Self { id, server: server.to_owned(), mapping, needs_password, pooler, options })
     }
 
     /// How long connecting may take; `None`: for ever.
@@ -124,10 +129,12 @@ impl Target {
 
     /// Whether a connection made for `other` serves this one as well.
     pub fn same_connection(&self, other: &Self) -> bool {
-        self.mapping == other.mapping && self.server == other.server && self.options == other.options
+        let same = |target: &Self| (target.mapping, target.pooler);
+        same(self) == same(other) && self.server == other.server && self.options == other.options
     }
 
-    /// Names and values for libpq. The session's settings travel in the startup packet, which costs no round trip.
+    /// Names and values for libpq. The session's settings travel in the startup packet, which costs no round trip; not to
+    /// a pooler, which has no session for them.
     pub fn parameters(&self, session: &Session) -> Vec<(CString, CString)> {
         let mut settings = String::new();
         let is_set = |name: &CStr| self.options.iter().any(|(own, _)| own.as_bytes() == name.to_bytes());
@@ -140,10 +147,13 @@ impl Target {
                 parameters.push((name, value.clone()));
             }
         }
-        for (name, value) in &session.0 {
+        let own = if self.pooler.keeps_session() { session.0.as_slice() } else { &[] };
+        for (name, value) in own {
             settings.push_str(&format!(" -c {name}={}", escape_setting(value)));
         }
-        parameters.push((c"options".to_owned(), CString::new(settings).unwrap_or_default()));
+        if !settings.is_empty() {
+            parameters.push((c"options".to_owned(), CString::new(settings).unwrap_or_default()));
+        }
         parameters.push((c"fallback_application_name".to_owned(), c"pg_shardmap".to_owned()));
         // SAFETY: a static string of the server.
         let encoding = unsafe { CStr::from_ptr(pg_sys::GetDatabaseEncodingName()) };

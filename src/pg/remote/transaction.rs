@@ -109,6 +109,9 @@ pub fn enter(link: &Link) -> Result<Vec<Vec<u8>>> {
         link.remote.turn.set(TURN.get());
         link.remote.begun.set(level);
         link.remote.wrote.set(false);
+        if !link.target.pooler.keeps_session() {
+            link.carried.set(None);
+        }
         TAKING_PART.set(true);
         return Ok(vec![begin_statement(link).into_bytes()]);
     }
