@@ -86,6 +86,11 @@ READS = [
     "SELECT v.large, w.number FROM v JOIN w ON w.k = v.k AND w.number = v.id WHERE v.k = 7",
     "SELECT tags[1], tags || 7, id = ANY (tags), cardinality(tags) FROM u WHERE k = 7",
     "SELECT FROM t WHERE k = 7",
+    # The columns that are sorted by are not those of the result that have their names.
+    "SELECT -id AS id FROM t WHERE k = 7 ORDER BY t.id",
+    "SELECT DISTINCT ON (t.c) id::text AS c FROM t WHERE k = 7 ORDER BY t.c DESC, id",
+    "SELECT * FROM (SELECT -id AS id FROM t WHERE k = 7 ORDER BY t.id LIMIT 2) s",
+    "SELECT -id AS id, count(*) FROM t WHERE k = 7 GROUP BY t.id ORDER BY t.id",
 ]
 
 # (statement, whether a lower step can do it too)

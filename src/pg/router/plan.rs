@@ -10,6 +10,7 @@ use std::ffi::CString;
 use pgrx::pg_sys;
 use shardmap_core::layout::one_line;
 
+use super::names::qualify;
 use super::run;
 use super::ship::Shipment;
 use super::whole::{Key, Obstacle, NOT_SHIPPABLE, OUTPUT};
@@ -267,6 +268,7 @@ unsafe fn private(routed: &Routed) -> *mut pg_sys::List {
         // Names of other schemas than pg_catalog are qualified, and constants written in the ISO style.
         let _plain = PlainOutput::begin(Settings::ALL);
         let query = pg_sys::copyObjectImpl(routed.shipment.query.cast()).cast();
+        qualify(query);
         let text = std::ffi::CStr::from_ptr(pg_sys::pg_get_querydef(query, false));
         CString::new(one_line(text.to_bytes())).unwrap_or_default()
     };
