@@ -132,8 +132,20 @@ COMMENT ON COLUMN shardmap.key_class.key_type IS 'type of the keys';
 COMMENT ON COLUMN shardmap.key_class.hash_function IS 'the class''s hash function, as regprocedure spells it: looks up the key''s owner';
 COMMENT ON COLUMN shardmap.key_class.family IS 'operator family, in schema shardmap';
 
+CREATE TABLE shardmap.shippable_mark (
+    kind text COLLATE pg_catalog."C" NOT NULL
+        CONSTRAINT shippable_mark_kind_known CHECK (kind IN ('function', 'type', 'operator')),
+    name text COLLATE pg_catalog."C" NOT NULL,
+    argument_types text COLLATE pg_catalog."C" NOT NULL DEFAULT '',
+    CONSTRAINT shippable_mark_pkey PRIMARY KEY (kind, name)
+);
+COMMENT ON TABLE shardmap.shippable_mark IS 'functions, types and operators that every shard knows';
+COMMENT ON COLUMN shardmap.shippable_mark.kind IS 'function (also an aggregate), type or operator';
+COMMENT ON COLUMN shardmap.shippable_mark.name IS 'what it is called, as regprocedure, regtype or regoperator spells it';
+COMMENT ON COLUMN shardmap.shippable_mark.argument_types IS 'types of its arguments, one a line: Postgres 15 fails to look up a function if one of them is gone';
+
 GRANT SELECT ON shardmap.keyspace, shardmap.shard, shardmap.pin, shardmap.key_range, shardmap.logical_table,
-    shardmap.key_class TO PUBLIC;
+    shardmap.key_class, shardmap.shippable_mark TO PUBLIC;
 
 SELECT pg_catalog.pg_extension_config_dump('shardmap.keyspace', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.shard', '');
@@ -141,6 +153,7 @@ SELECT pg_catalog.pg_extension_config_dump('shardmap.pin', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.key_range', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.logical_table', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.key_class', '');
+SELECT pg_catalog.pg_extension_config_dump('shardmap.shippable_mark', '');
 
 -- A restored row replaces the pristine one that CREATE EXTENSION made: nothing can refer to that yet.
 CREATE FUNCTION shardmap._replace_pristine_keyspace() RETURNS trigger

@@ -36,6 +36,7 @@ extension_sql_file!("../sql/transactions.sql", name = "transactions", requires =
 extension_sql_file!("../sql/replicas.sql", name = "replicas", requires = ["transactions"]);
 extension_sql_file!("../sql/connections.sql", name = "connections", requires = ["replicas"]);
 extension_sql_file!("../sql/reads.sql", name = "reads", requires = ["connections"]);
+extension_sql_file!("../sql/shippable.sql", name = "shippable", requires = ["reads"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

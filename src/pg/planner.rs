@@ -183,9 +183,10 @@ unsafe fn whole(
         return Err(whole::OFF);
     }
     let key = whole::key(catalog, query, reading, reaches)?;
-    router::plan::check_outputs(query)?;
+    let known = catalog.known(&reading.tables[0].table.keyspace.name);
+    router::plan::check_outputs(query, &known)?;
     let user = whole::user(reading)?;
-    let shipment = ship(query)?;
+    let shipment = ship(query, &known)?;
     let table = reading.tables[0].table.relid;
     let routed = Routed { query, shipment: &shipment, key: &key, table, user };
     router::plan::plan(&routed, hand_on).ok_or(whole::SHAPE)

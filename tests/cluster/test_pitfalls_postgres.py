@@ -195,6 +195,9 @@ def twelve(shared_cluster):
         SELECT shardmap.pin_key('pinned'::text, 's10');
         SELECT shardmap.distribute_table('app.t', 'k'), shardmap.distribute_table('app.n', 'k');
         SELECT shardmap.set_fanout_policy('app.n', 'error');
+        CREATE TYPE app.mood AS ENUM ('low', 'high');
+        CREATE FUNCTION app.of(id int, mood app.mood DEFAULT 'low') RETURNS text LANGUAGE plpgsql STABLE AS 'BEGIN RETURN mood; END';
+        SELECT shardmap.mark_shippable('app.of(int, app.mood)'), shardmap.mark_shippable(type => 'app.mood');
         GRANT SELECT ON app.t TO reader;
         CREATE VIEW app.v AS SELECT k, count(*) FROM app.t GROUP BY k;""", "twelve")
     yield cluster
@@ -225,12 +228,14 @@ def test_pitfall_30_dump_and_restore_with_twelve_shards(twelve, tmp_path):
         for sql in (MAP, "SELECT shardmap.export_map()", "TABLE shardmap.keyspace",
                     "SELECT name, number, weight, state, tokens FROM shardmap.shard ORDER BY number",
                     "SELECT relation::text, key_column, keyspace, fanout_policy FROM shardmap.logical_table ORDER BY 1",
-                    "SELECT * FROM app.t ORDER BY k, id", "SELECT * FROM app.v ORDER BY k",
+                    "SELECT * FROM app.t ORDER BY k, id", "SELECT * FROM app.v ORDER BY k", "TABLE shardmap.shippable_mark",
                     "SELECT relacl FROM pg_class WHERE relname = 't'",
                     "SELECT c.relname, pg_get_expr(c.relpartbound, c.oid), s.srvname FROM pg_foreign_table f"
                     " JOIN pg_class c ON c.oid = f.ftrelid JOIN pg_foreign_server s ON s.oid = f.ftserver ORDER BY 1"):
             assert new.execute(sql).fetchall() == old.execute(sql).fetchall(), sql
         assert new.execute("SELECT shard_for('pinned')").fetchone() == ("s10",)
+        plan = new.execute("EXPLAIN SELECT app.of(id) FROM app.t WHERE k = 'k7'").fetchall()
+        assert "ShardRoute" in plan[0][0], plan
         assert new.execute("SELECT count(*) FROM app.t WHERE k = 'k7'").fetchone() == (1,)
         new.execute("INSERT INTO app.t (k) SELECT 'new' || n FROM generate_series(1, 50) n")
         assert new.execute("SELECT count(*), count(DISTINCT id) FROM app.t").fetchone() == (250, 250)

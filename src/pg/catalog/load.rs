@@ -26,11 +26,20 @@ pub struct Tables {
     key_range: pg_sys::Oid,
     logical_table: pg_sys::Oid,
     key_class: pg_sys::Oid,
+    shippable_mark: pg_sys::Oid,
 }
 
 impl Tables {
     pub fn watched(&self) -> Vec<pg_sys::Oid> {
-        vec![self.keyspace, self.shard, self.pin, self.key_range, self.logical_table, self.key_class]
+        vec![
+            self.keyspace,
+            self.shard,
+            self.pin,
+            self.key_range,
+            self.logical_table,
+            self.key_class,
+            self.shippable_mark,
+        ]
     }
 }
 
@@ -53,6 +62,7 @@ pub fn locate() -> Option<Tables> {
         key_range: find(schema, c"key_range")?,
         logical_table: find(schema, c"logical_table")?,
         key_class: find(schema, c"key_class")?,
+        shippable_mark: find(schema, c"shippable_mark")?,
     };
     are_ours(&tables).then_some(tables)
 }
@@ -100,6 +110,15 @@ pub fn load(tables: &Tables) -> Catalog {
             servers.entry(keyspace.name.clone()).or_default().insert(shard.number, server);
         }
     }
+    for (keyspace, servers) in &servers {
+        catalog.shippable.list(keyspace, servers.values().copied());
+    }
+    scan::rows(tables.shippable_mark, |row| {
+        if let (Some(kind), Some(name), Some(types)) = (row.text("kind"), row.text("name"), row.text("argument_types"))
+        {
+            catalog.shippable.mark(&kind, &name, &types);
+        }
+    });
     let servers: HashMap<String, Rc<_>> = servers.into_iter().map(|(name, own)| (name, Rc::new(own))).collect();
     let mut found = Vec::new();
     scan::rows(tables.logical_table, |row| found.extend(logical_table(row, &catalog.keyspaces)));

@@ -11,8 +11,10 @@ mod load;
 mod mirror;
 mod owner;
 pub mod scan;
+mod shippable;
 
 pub use owner::{keyspace, no_extension};
+pub use shippable::Known;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -38,6 +40,7 @@ pub struct Catalog {
     pub servers: HashMap<pg_sys::Oid, (Rc<Keyspace>, ShardNumber)>,
     /// What a partition hash function hashes, by the function's OID.
     pub hashes: HashMap<pg_sys::Oid, (Rc<Keyspace>, KeyType)>,
+    shippable: shippable::Shippable,
 }
 
 /// A keyspace: its map, and its name for messages.
@@ -195,8 +198,18 @@ unsafe extern "C-unwind" fn on_relcache(_arg: pg_sys::Datum, relid: pg_sys::Oid)
     }
 }
 
-/// Registers the callback. Once per process.
+/// Called by Postgres when a foreign server changes, whose options are part of the catalog; plans are made anew by itself.
+#[pg_guard]
+unsafe extern "C-unwind" fn on_server(_arg: pg_sys::Datum, _cache: i32, _hash: u32) {
+    STALE.set(true);
+}
+
+/// Registers the callbacks. Once per process.
 pub fn init() {
-    // SAFETY: the callback is a static function; Postgres keeps the pointer for the life of the process.
-    unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(on_relcache), pg_sys::Datum::from(0)) }
+    // SAFETY: the callbacks are static functions; Postgres keeps the pointers for the life of the process.
+    unsafe {
+        pg_sys::CacheRegisterRelcacheCallback(Some(on_relcache), pg_sys::Datum::from(0));
+        let servers = pg_sys::SysCacheIdentifier::FOREIGNSERVEROID as i32;
+        pg_sys::CacheRegisterSyscacheCallback(servers, Some(on_server), pg_sys::Datum::from(0));
+    }
 }

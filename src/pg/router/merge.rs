@@ -9,7 +9,7 @@ use super::ship::Shipper;
 use crate::pg::query::merge::actions;
 use crate::pg::query::tree::{cast, items, nth, rte};
 
-impl Shipper {
+impl Shipper<'_> {
     /// A copy of the query, whose actions have been looked at.
     pub(super) unsafe fn merge(&mut self, query: *mut pg_sys::Query) -> *mut pg_sys::Query {
         let copy = shallow(query);

@@ -14,6 +14,7 @@ use super::names::qualify;
 use super::run;
 use super::ship::Shipment;
 use super::whole::{Key, Obstacle, NOT_SHIPPABLE, OUTPUT};
+use crate::pg::catalog::Known;
 use crate::pg::query::tree::{cast, cells, items, nth, rte, subqueries, tag};
 use crate::pg::transfer::settings::{PlainOutput, Settings};
 use crate::pg::transfer::FIRST_VARIABLE;
@@ -103,16 +104,22 @@ unsafe fn outputs(query: *mut pg_sys::Query) -> Vec<*mut pg_sys::TargetEntry> {
 ///
 /// # Safety
 /// `query` must be valid.
-pub unsafe fn check_outputs(query: *mut pg_sys::Query) -> Result<(), Obstacle> {
-    let kinds = outputs(query).into_iter().map(|output| pg_sys::exprType((*output).expr.cast()));
-    let mut kinds = kinds.collect::<Vec<_>>().into_iter();
-    if kinds.clone().any(|kind| kind.to_u32() >= FIRST_VARIABLE) {
-        return Err(NOT_SHIPPABLE);
+pub unsafe fn check_outputs(query: *mut pg_sys::Query, known: &Known) -> Result<(), Obstacle> {
+    outputs(query).into_iter().try_for_each(|output| match pg_sys::exprType((*output).expr.cast()) {
+        kind if !known.kind(kind) => Err(NOT_SHIPPABLE),
+        kind if DATED.contains(&kind) || is_dated_underneath(kind) => Err(OUTPUT),
+        _ => Ok(()),
+    })
+}
+
+/// Whether a type that is not built in is a domain over one whose text depends on settings, or an array of such.
+unsafe fn is_dated_underneath(kind: pg_sys::Oid) -> bool {
+    if kind.to_u32() < FIRST_VARIABLE {
+        return false;
     }
-    match kinds.any(|kind| DATED.contains(&kind)) {
-        true => Err(OUTPUT),
-        false => Ok(()),
-    }
+    let element = pg_sys::get_element_type(kind);
+    let base = pg_sys::getBaseType(if element == pg_sys::InvalidOid { kind } else { element });
+    base.to_u32() < FIRST_VARIABLE && Settings::of(base) != Settings::default()
 }
 
 /// Plans it. `hand_on` plans a query by the hooks below ours. `None`: they made something else of it.

@@ -13,6 +13,7 @@ use pgrx::prelude::*;
 
 use super::stable::is_carried_over;
 use super::whole::{Obstacle, NOT_SHIPPABLE, SHAPE, VOLATILE};
+use crate::pg::catalog::Known;
 use crate::pg::query::tree::{cast, cells, items, nth, rte, tag, walk_expression};
 use crate::pg::raw;
 use crate::pg::transfer::{Form, FIRST_VARIABLE};
@@ -27,7 +28,8 @@ pub struct Shipment {
     pub inputs: Vec<*mut pg_sys::Node>,
 }
 
-pub(super) struct Shipper {
+pub(super) struct Shipper<'a> {
+    known: &'a Known<'a>,
     inputs: Vec<*mut pg_sys::Node>,
     obstacle: Option<Obstacle>,
     /// Constants become parameters.
@@ -40,8 +42,8 @@ pub(super) struct Shipper {
 ///
 /// # Safety
 /// `query` must be valid and have passed [`super::whole::key`].
-pub unsafe fn ship(query: *mut pg_sys::Query) -> Result<Shipment, Obstacle> {
-    let mut shipper = Shipper { inputs: Vec::new(), obstacle: None, lifts: false, once: false };
+pub unsafe fn ship(query: *mut pg_sys::Query, known: &Known) -> Result<Shipment, Obstacle> {
+    let mut shipper = Shipper { known, inputs: Vec::new(), obstacle: None, lifts: false, once: false };
     let query = shipper.level(query);
     match shipper.obstacle {
         Some(obstacle) => Err(obstacle),
@@ -53,11 +55,11 @@ pub unsafe fn ship(query: *mut pg_sys::Query) -> Result<Shipment, Obstacle> {
 unsafe extern "C-unwind" fn step(node: *mut pg_sys::Node, context: *mut c_void) -> *mut pg_sys::Node {
     match node.is_null() {
         true => node,
-        false => (*context.cast::<Shipper>()).node(node),
+        false => (*context.cast::<Shipper<'_>>()).node(node),
     }
 }
 
-impl Shipper {
+impl Shipper<'_> {
     fn context(&mut self) -> *mut c_void {
         std::ptr::from_mut(self).cast()
     }
@@ -158,7 +160,7 @@ impl Shipper {
             }
             _ => {}
         }
-        if !has_common_parts(node) {
+        if !has_common_parts(node, self.known) {
             self.obstacle = Some(NOT_SHIPPABLE);
             return node;
         }
@@ -166,7 +168,7 @@ impl Shipper {
             if let Some(parameter) = self.computed_here(node) {
                 return parameter;
             }
-            if !is_known_there(node) {
+            if !is_known_there(node, self.known) {
                 self.obstacle = Some(NOT_SHIPPABLE);
                 return node;
             }
@@ -199,7 +201,7 @@ impl Shipper {
         if self.lifts && plain {
             return self.input(constant.cast());
         }
-        if is_own_type(kind) || (!(*constant).constisnull && names_object(kind, (*constant).constvalue)) {
+        if !self.known.kind(kind) || (!(*constant).constisnull && names_object(kind, (*constant).constvalue)) {
             self.obstacle = Some(NOT_SHIPPABLE);
         }
         constant.cast()
@@ -207,11 +209,14 @@ impl Shipper {
 
     /// The parameter for an expression that is computed here, if it has to be, and can be.
     unsafe fn computed_here(&mut self, node: *mut pg_sys::Node) -> Option<*mut pg_sys::Node> {
-        let must = pg_sys::contain_mutable_functions(node) || !is_known_there(node);
+        let must = pg_sys::contain_mutable_functions(node) || !is_known_there(node, self.known);
         if !must || !stands_alone(node) {
             return None;
         }
         if pg_sys::contain_volatile_functions(node) && !self.once {
+            if is_known_throughout(node, self.known) {
+                return None;
+            }
             self.obstacle = Some(VOLATILE);
             return Some(node);
         }
@@ -226,18 +231,34 @@ impl Shipper {
             self.inputs.push(pg_sys::copyObjectImpl(node.cast()).cast());
             self.inputs.len() - 1
         });
-        if is_own_type(pg_sys::exprType(node)) || is_name_type(pg_sys::exprType(node)) {
+        let kind = pg_sys::exprType(node);
+        if !self.known.kind(kind) || is_name_type(kind) {
             self.obstacle = Some(NOT_SHIPPABLE);
         }
         let param = pgrx::PgBox::<pg_sys::Param>::alloc_node(pg_sys::NodeTag::T_Param).into_pg();
         (*param).paramkind = pg_sys::ParamKind::PARAM_EXTERN;
         (*param).paramid = number as i32 + 1;
-        (*param).paramtype = pg_sys::exprType(node);
+        (*param).paramtype = kind;
         (*param).paramtypmod = pg_sys::exprTypmod(node);
         (*param).paramcollid = pg_sys::exprCollation(node);
         (*param).location = SHIPPED;
-        param.cast()
+        match is_own_type(kind) {
+            true => cast_to_itself(param),
+            false => param.cast(),
+        }
     }
+}
+
+/// A parameter whose type is not declared, as it has another number on the shard, but written beside it.
+unsafe fn cast_to_itself(param: *mut pg_sys::Param) -> *mut pg_sys::Node {
+    let relabel = pgrx::PgBox::<pg_sys::RelabelType>::alloc_node(pg_sys::NodeTag::T_RelabelType).into_pg();
+    (*relabel).arg = param.cast();
+    (*relabel).resulttype = (*param).paramtype;
+    (*relabel).resulttypmod = -1;
+    (*relabel).resultcollid = (*param).paramcollid;
+    (*relabel).relabelformat = pg_sys::CoercionForm::COERCE_EXPLICIT_CAST;
+    (*relabel).location = -1;
+    relabel.cast()
 }
 
 /// The targets of an INSERT, which now are the columns of its VALUES one by one.
@@ -282,11 +303,11 @@ fn names_object(kind: pg_sys::Oid, value: pg_sys::Datum) -> bool {
     is_name_type(kind) && value.value() as u32 >= pg_sys::FirstNormalObjectId
 }
 
-/// Whether the operators and the collation of `node` itself are built in; and its type, if it is a column's.
-unsafe fn has_common_parts(node: *const pg_sys::Node) -> bool {
-    let common = |oid: pg_sys::Oid| oid.to_u32() < FIRST_VARIABLE;
+/// Whether the shard knows the operators and the collation of `node` itself; and its type, if it is a column's.
+unsafe fn has_common_parts(node: *const pg_sys::Node, known: &Known) -> bool {
+    let common = |operator: pg_sys::Oid| known.operator(operator);
     match tag(node) {
-        pg_sys::NodeTag::T_Var => common((*node.cast::<pg_sys::Var>()).vartype),
+        pg_sys::NodeTag::T_Var => known.kind((*node.cast::<pg_sys::Var>()).vartype),
         pg_sys::NodeTag::T_OpExpr | pg_sys::NodeTag::T_DistinctExpr | pg_sys::NodeTag::T_NullIfExpr => {
             common((*node.cast::<pg_sys::OpExpr>()).opno)
         }
@@ -298,7 +319,7 @@ unsafe fn has_common_parts(node: *const pg_sys::Node) -> bool {
             let clause = node.cast::<pg_sys::SortGroupClause>();
             common((*clause).eqop) && common((*clause).sortop)
         }
-        pg_sys::NodeTag::T_CollateExpr => common((*node.cast::<pg_sys::CollateExpr>()).collOid),
+        pg_sys::NodeTag::T_CollateExpr => (*node.cast::<pg_sys::CollateExpr>()).collOid.to_u32() < FIRST_VARIABLE,
         _ => true,
     }
 }
@@ -362,25 +383,34 @@ unsafe fn stands_alone(node: *mut pg_sys::Node) -> bool {
 }
 
 /// Whether the shard computes `node` itself (what is below it aside) as we do.
-unsafe fn is_known_there(node: *mut pg_sys::Node) -> bool {
+unsafe fn is_known_there(node: *mut pg_sys::Node, known: &Known) -> bool {
     let own_kind = match tag(node) {
         // Rows of a type that has no name.
         pg_sys::NodeTag::T_RowExpr => (*node.cast::<pg_sys::RowExpr>()).row_typeid != pg_sys::RECORDOID,
         pg_sys::NodeTag::T_XmlExpr | pg_sys::NodeTag::T_NextValueExpr | pg_sys::NodeTag::T_SQLValueFunction => true,
-        _ => is_own_type(pg_sys::exprType(node)),
+        _ => !known.kind(pg_sys::exprType(node)),
     };
-    !own_kind && !pg_sys::check_functions_in_node(node, Some(is_foreign), std::ptr::null_mut())
+    !own_kind && !pg_sys::check_functions_in_node(node, Some(is_foreign), std::ptr::from_ref(known).cast_mut().cast())
+}
+
+/// Whether the shard knows `node` and all that is below it, volatile functions too.
+unsafe fn is_known_throughout(node: *mut pg_sys::Node, known: &Known) -> bool {
+    let mut all = true;
+    walk_expression(node, &mut |below| {
+        all &= !is_computed(below) || is_known_there(below, known);
+        all
+    });
+    all
 }
 
 /// Whether a function's meaning on a shard may differ from here.
 #[pg_guard]
-unsafe extern "C-unwind" fn is_foreign(function: pg_sys::Oid, _context: *mut c_void) -> bool {
-    if function.to_u32() >= FIRST_VARIABLE {
-        return true;
+unsafe extern "C-unwind" fn is_foreign(function: pg_sys::Oid, context: *mut c_void) -> bool {
+    if function.to_u32() >= FIRST_VARIABLE || pg_sys::func_volatile(function) as u8 == pg_sys::PROVOLATILE_VOLATILE {
+        return !(*context.cast::<Known<'_>>()).function(function);
     }
     match pg_sys::func_volatile(function) as u8 {
         pg_sys::PROVOLATILE_IMMUTABLE => false,
-        pg_sys::PROVOLATILE_STABLE => !is_carried_over(function),
-        _ => true,
+        _ => !is_carried_over(function) && !(*context.cast::<Known<'_>>()).function(function),
     }
 }

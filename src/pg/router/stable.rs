@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use pgrx::pg_sys;
 
 /// Sorted. All functions of a name are meant.
-const NAMES: [&str; 102] = [
+const NAMES: [&str; 105] = [
     "age",
     "anyarray_out",
     "anytextcat",
@@ -32,6 +32,9 @@ const NAMES: [&str; 102] = [
     "date_part",
     "date_subtract",
     "date_trunc",
+    "domain_in",
+    "enum_in",
+    "enum_out",
     "extract",
     "format",
     "generate_series",
