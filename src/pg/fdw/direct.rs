@@ -14,6 +14,7 @@ use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::portal::{Portal, Request};
 use crate::pg::remote::prepared::Statement;
+use crate::pg::remote::traffic::Traffic;
 use crate::pg::remote::Connection;
 
 /// The state of a direct modification that has begun.
@@ -143,6 +144,11 @@ impl Direct {
         if let Some(instrument) = (*node).ss.ps.instrument.as_mut() {
             instrument.tuplecount += rows as f64;
         }
+    }
+
+    /// What it has cost on the way.
+    pub fn traffic(&self) -> Traffic {
+        self.portal.as_ref().map_or_else(Traffic::default, |portal| portal.traffic())
     }
 
     pub fn end(self) -> Result<()> {

@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::PgList;
 
-use super::scan::{explain, partition, server_name};
+use super::scan::{explain, explain_traffic, partition, server_name};
 use super::write::MAX_PARAMS;
 use super::{call_original, insert, lazy, note};
 use crate::pg::catalog::{LogicalTable, Partition};
@@ -155,6 +155,7 @@ pub unsafe extern "C-unwind" fn explain_direct_modify(
     call_original!(ExplainDirectModify(node, es));
     let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
     explain((*plan).fdw_private, server_name((*plan).fs_server), (*node).ss.ps.state, es);
+    explain_traffic(node, es);
 }
 
 /// The server of the foreign table that is written.

@@ -19,6 +19,7 @@ use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::portal::{Next, Portal, Request};
 use crate::pg::remote::prepared::Statement;
+use crate::pg::remote::traffic::Traffic;
 
 /// The state of a foreign scan that has begun.
 pub struct Scan {
@@ -29,6 +30,8 @@ pub struct Scan {
     needs: Needs,
     chunk: i32,
     portal: Option<Rc<Portal>>,
+    /// Of what was run before the portal.
+    spent: Traffic,
     row: Vec<u8>,
     /// A row has been passed on.
     has_begun: bool,
@@ -72,6 +75,7 @@ impl Scan {
             rows,
             chunk: own.fetch_size,
             portal: None,
+            spent: Traffic::default(),
             row: Vec::new(),
             has_begun: false,
             forms_tuples,
@@ -190,7 +194,15 @@ impl Scan {
     /// Ends the statement on the shard.
     pub fn close(&mut self) -> Result<()> {
         self.turn = None;
-        self.portal.take().map_or(Ok(()), |portal| portal.close())
+        let Some(portal) = self.portal.take() else { return Ok(()) };
+        portal.close()?;
+        self.spent = self.spent + portal.traffic();
+        Ok(())
+    }
+
+    /// What it has cost on the way.
+    pub fn traffic(&self) -> Traffic {
+        self.portal.as_ref().map_or(self.spent, |portal| self.spent + portal.traffic())
     }
 
     /// From where it reads.

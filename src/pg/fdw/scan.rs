@@ -149,6 +149,22 @@ pub unsafe extern "C-unwind" fn explain_foreign_scan(
     };
     explain((*plan).fdw_private, shard_of(plan), (*node).ss.ps.state, es);
     server_or_raise((*plan).fs_server, used, reads_only(plan), es);
+    explain_traffic(node, es);
+}
+
+/// Adds to EXPLAIN ANALYZE what a node has cost on the way to its shard, if that was asked.
+///
+/// # Safety
+/// Called inside EXPLAIN of the node.
+pub unsafe fn explain_traffic(node: *mut pg_sys::ForeignScanState, es: *mut pg_sys::ExplainState) {
+    let traffic = match (*node).fdw_state.cast::<super::lazy::Node>().as_ref() {
+        Some(super::lazy::Node::Scan(scan)) => scan.traffic(),
+        Some(super::lazy::Node::Direct(direct)) => direct.traffic(),
+        _ => return,
+    };
+    if (*es).analyze {
+        traffic.explain(es);
+    }
 }
 
 /// Adds the shard, and once a statement the step and the reason, to EXPLAIN's output.

@@ -36,6 +36,7 @@ mod slots;
 mod source;
 pub mod stream;
 mod target;
+pub mod traffic;
 pub mod transaction;
 mod two_phase;
 pub mod wait;

@@ -20,6 +20,7 @@ use super::failure::{Failure, Result, SqlState};
 use super::link::{Busy, Link};
 use super::occupant::Occupant;
 use super::prepared::{name, Reference, Statement};
+use super::traffic::Traffic;
 use super::transaction;
 use super::wait::Patience;
 use super::wire::decode;
@@ -87,6 +88,7 @@ pub struct Portal {
     failure: RefCell<Option<Failure>>,
     kept: RefCell<VecDeque<Vec<u8>>>,
     affected: Cell<u64>,
+    traffic: Cell<Traffic>,
 }
 
 thread_local! {
@@ -113,6 +115,7 @@ impl Portal {
             failure: RefCell::default(),
             kept: RefCell::default(),
             affected: Cell::new(0),
+            traffic: Cell::default(),
         });
         portal.start()?;
         Ok(portal)
@@ -163,6 +166,7 @@ impl Portal {
         batch.execute(&own, self.chunk.get());
         batch.sync();
         self.parsed.set(false);
+        self.count(|traffic| traffic.ask(batch.bytes.len()));
         link.begin(&batch)?.hand_over();
         self.run();
         Ok(())
@@ -185,6 +189,22 @@ impl Portal {
     /// The rows that the statement has written, or returned, once it is over.
     pub fn affected(&self) -> u64 {
         self.affected.get()
+    }
+
+    /// What was asked for.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// What it has cost so far.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic.get()
+    }
+
+    fn count(&self, add: impl FnOnce(&mut Traffic)) {
+        let mut traffic = self.traffic.get();
+        add(&mut traffic);
+        self.traffic.set(traffic);
     }
 
     /// The next row, as the content of a DataRow message. `Ok(false)`: there are no more.
@@ -255,6 +275,7 @@ impl Portal {
         batch.execute(&self.own_name(), self.chunk.get());
         batch.sync();
         self.may_repeat.set(false);
+        self.count(|traffic| traffic.ask(batch.bytes.len()));
         self.link.begin(&batch)?.hand_over();
         self.run();
         Ok(())
@@ -287,6 +308,7 @@ impl Portal {
 
     /// Takes a message; true if it is a row.
     fn take(self: &Rc<Self>, kind: u8, body: &[u8]) -> Result<bool> {
+        self.count(|traffic| traffic.hear(body.len()));
         match kind {
             b'D' => return Ok(self.ahead.get() == 0),
             b'1' => self.parsed.set(self.ahead.get() == 0),
@@ -417,6 +439,7 @@ impl Occupant for Portal {
 
     /// Takes a message for later, in a callback that must neither wait nor fail.
     fn take_quietly(&self, kind: u8, body: &mut Vec<u8>) {
+        self.count(|traffic| traffic.hear(body.len()));
         match kind {
             b'D' if self.ahead.get() == 0 => self.kept.borrow_mut().push_back(std::mem::take(body)),
             b'C' if self.ahead.get() > 0 => self.ahead.set(self.ahead.get() - 1),

@@ -5,6 +5,7 @@
 //! holds: the plan names no shard, only the key's value or the expression for it, so that one generic plan serves every
 //! key; a statement that may not go whole takes a lower step, with the same answer.
 
+mod explain;
 mod merge;
 mod names;
 pub mod plan;

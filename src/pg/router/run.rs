@@ -9,11 +9,10 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::PgMemoryContexts;
 use shardmap_core::ids::ShardNumber;
-use shardmap_core::route::Step;
 
+use super::explain::explain;
 use super::plan::{OneKey, Private, NODE};
 use crate::pg::catalog::{self, LogicalTable};
-use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::fdw::shard::{statement, Inputs, Source};
 use crate::pg::fdw::tuples::{clear, types, Rows};
@@ -21,7 +20,6 @@ use crate::pg::fdw::{order, users};
 use crate::pg::keys::KeyType;
 use crate::pg::query::tree::items;
 use crate::pg::raw;
-use crate::pg::reads::explain;
 use crate::pg::reads::reader::Reader;
 use crate::pg::reads::session;
 use crate::pg::remote::carried::Needs;
@@ -29,6 +27,7 @@ use crate::pg::remote::failure::Result;
 use crate::pg::remote::guard;
 use crate::pg::remote::portal::{Portal, Request};
 use crate::pg::remote::prepared::Statement;
+use crate::pg::remote::traffic::Traffic;
 use crate::pg::remote::transaction;
 use crate::pg::stats;
 
@@ -43,15 +42,17 @@ struct State {
 }
 
 /// What a running node has.
-struct Route {
-    reader: Reader,
+pub(super) struct Route {
+    pub(super) reader: Reader,
     statement: Rc<Statement>,
     inputs: Inputs,
     rows: Rows,
     private: Private,
     /// The statement is all that its transaction does.
-    alone: bool,
-    portal: Option<Rc<Portal>>,
+    pub(super) alone: bool,
+    pub(super) portal: Option<Rc<Portal>>,
+    /// Of what was run before the portal.
+    spent: Traffic,
     row: Vec<u8>,
     /// A row has been passed on.
     has_begun: bool,
@@ -87,7 +88,17 @@ pub unsafe extern "C-unwind" fn create_state(_plan: *mut pg_sys::CustomScan) -> 
     state.cast()
 }
 
-unsafe fn plan_of(node: *mut pg_sys::CustomScanState) -> *mut pg_sys::CustomScan {
+/// What the node has, if it runs.
+///
+/// # Safety
+/// `node` must be one of this module's; no other reference to it be in use.
+pub(super) unsafe fn route_of<'a>(node: *mut pg_sys::CustomScanState) -> Option<&'a Route> {
+    (*node.cast::<State>()).route.as_ref()
+}
+
+/// # Safety
+/// `node` must be one of this module's.
+pub(super) unsafe fn plan_of(node: *mut pg_sys::CustomScanState) -> *mut pg_sys::CustomScan {
     (*node).ss.ps.plan.cast()
 }
 
@@ -119,6 +130,7 @@ unsafe extern "C-unwind" fn begin(node: *mut pg_sys::CustomScanState, estate: *m
             alone: stands_alone(estate) && if writes { may_commit_there(estate) } else { !private.locks_rows },
             private,
             portal: None,
+            spent: Traffic::default(),
             row: Vec::new(),
             has_begun: false,
         };
@@ -131,7 +143,8 @@ unsafe extern "C-unwind" fn begin(node: *mut pg_sys::CustomScanState, estate: *m
     });
 }
 
-fn table(private: &Private) -> Option<Rc<LogicalTable>> {
+/// A logical table of the statement.
+pub(super) fn table(private: &Private) -> Option<Rc<LogicalTable>> {
     catalog::current()?.table(private.table).cloned()
 }
 
@@ -145,7 +158,10 @@ unsafe fn inputs(node: *mut pg_sys::CustomScanState, private: &Private) -> Input
 }
 
 /// The shard of the statement's key; `None`: the key is NULL, and there is nothing to ask for.
-unsafe fn shard(
+///
+/// # Safety
+/// `private` must be the node's.
+pub(super) unsafe fn shard(
     node: *mut pg_sys::CustomScanState,
     private: &Private,
     table: &LogicalTable,
@@ -195,6 +211,11 @@ unsafe fn may_commit_there(estate: *mut pg_sys::EState) -> bool {
 }
 
 impl Route {
+    /// What it has cost on the way.
+    pub(super) fn traffic(&self) -> Traffic {
+        self.portal.as_ref().map_or(self.spent, |portal| self.spent + portal.traffic())
+    }
+
     unsafe fn start(&mut self, node: *mut pg_sys::CustomScanState) -> Result<Rc<Portal>> {
         if let Some(portal) = &self.portal {
             return Ok(Rc::clone(portal));
@@ -213,7 +234,8 @@ impl Route {
                 params: self.inputs.compute((*node).ss.ps.ps_ExprContext),
                 chunk: if writes || self.alone { 0 } else { CHUNK },
                 begin: !self.alone,
-                writes,
+                // A volatile function that is marked shippable may write.
+                writes: writes || !(self.alone || self.private.reads_only || self.private.locks_rows),
                 needs: Needs::Ours,
                 commits: writes && self.alone,
             };
@@ -290,39 +312,9 @@ unsafe extern "C-unwind" fn rescan(node: *mut pg_sys::CustomScanState) {
             }
             if let Some(portal) = route.portal.take() {
                 portal.close()?;
+                route.spent = route.spent + portal.traffic();
             }
             route.has_begun = false;
-        }
-        Ok(())
-    });
-}
-
-unsafe extern "C-unwind" fn explain(
-    node: *mut pg_sys::CustomScanState,
-    _ancestors: *mut pg_sys::List,
-    es: *mut pg_sys::ExplainState,
-) {
-    guard(|| {
-        let Some(private) = Private::read((*plan_of(node)).custom_private) else { return Ok(()) };
-        let Some(table) = table(&private) else { return Ok(()) };
-        let property = |label: &std::ffi::CStr, value: &[u8]| {
-            let value = std::ffi::CString::new(value).unwrap_or_default();
-            pg_sys::ExplainPropertyText(label.as_ptr(), value.as_ptr(), es);
-        };
-        let is_known = !matches!(private.key, OneKey::Late) || !(*(*node).ss.ps.state).es_param_list_info.is_null();
-        match is_known.then(|| shard(node, &private, &table)).transpose()?.flatten() {
-            Some(shard) => {
-                property(c"Shard", &encoding::server(&table.keyspace.shard_name(shard)));
-                let used = (*node.cast::<State>()).route.as_ref().map(|route| &route.reader);
-                if let Some(server) = table.servers.get(&shard) {
-                    explain::server(*server, used, private.reads_only, es)?;
-                }
-            }
-            None => property(c"Shard", b"that of the key, known when the statement starts"),
-        }
-        property(c"Routing", Step::Routed.describe().as_bytes());
-        if (*es).verbose {
-            property(c"Remote SQL", &private.sql);
         }
         Ok(())
     });

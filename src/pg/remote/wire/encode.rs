@@ -16,7 +16,7 @@ pub struct Batch {
 }
 
 /// A statement's parameters, as Bind wants them.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Params {
     formats: Vec<u8>,
     values: Vec<u8>,
