@@ -85,14 +85,15 @@ DECLARE
 BEGIN
     PERFORM shardmap._lock_keyspace(name);
     SELECT string_agg(format('table %s', t.relation), ', ' ORDER BY t.relation::text) INTO tables
-      FROM shardmap.logical_table t WHERE t.keyspace = $1;
+      FROM (SELECT l.relation FROM shardmap.logical_table l WHERE l.keyspace = $1
+            UNION ALL SELECT r.relation FROM shardmap.reference_table r WHERE r.keyspace = $1) t;
     SELECT string_agg(format('shard "%s"', s.name), ', ' ORDER BY s.number) INTO shards
       FROM shardmap.shard s WHERE s.keyspace = $1;
     IF tables IS NOT NULL OR shards IS NOT NULL THEN
         RAISE EXCEPTION 'keyspace "%" is in use', name
             USING ERRCODE = 'dependent_objects_still_exist',
                 DETAIL = format('It has %s.', concat_ws(', ', tables, shards)),
-                HINT = 'Use shardmap.undistribute_table and shardmap.drop_shard first.';
+                HINT = 'Use shardmap.undistribute_table, shardmap.undistribute_reference and shardmap.drop_shard first.';
     END IF;
     PERFORM shardmap._drop_key_classes(name);
     DELETE FROM shardmap.key_range r WHERE r.keyspace = $1;
@@ -133,6 +134,8 @@ CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE 
     FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('map');
 CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.logical_table
     FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('tables');
+CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.reference_table
+    FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('tables');
 CREATE TRIGGER check_direct_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON shardmap.key_class
     FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('tables');
 COMMENT ON TRIGGER check_direct_change ON shardmap.keyspace IS 'keeps the map valid and all sessions informed';
@@ -140,4 +143,5 @@ COMMENT ON TRIGGER check_direct_change ON shardmap.shard IS 'keeps the map valid
 COMMENT ON TRIGGER check_direct_change ON shardmap.pin IS 'keeps the map valid and all sessions informed';
 COMMENT ON TRIGGER check_direct_change ON shardmap.key_range IS 'keeps the map valid and all sessions informed';
 COMMENT ON TRIGGER check_direct_change ON shardmap.logical_table IS 'keeps all sessions informed';
+COMMENT ON TRIGGER check_direct_change ON shardmap.reference_table IS 'keeps all sessions informed';
 COMMENT ON TRIGGER check_direct_change ON shardmap.key_class IS 'keeps all sessions informed';

@@ -24,6 +24,15 @@ COMMENT ON FUNCTION shardmap.copy_rows_to_shards(regclass, text, text, text, tex
 REVOKE ALL ON FUNCTION shardmap.copy_rows_to_shards(regclass, text, text, text, text, text[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap.copy_rows_to_shards(regclass, text, text, text, text, text[]) TO shardmap_admin;
 
+CREATE FUNCTION shardmap._copy_rows_to_each(
+        source regclass, target_schema text, target_table text, shards text[], columns text[])
+    RETURNS TABLE (shard text, rows bigint)
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'copy_rows_to_each_wrapper';
+COMMENT ON FUNCTION shardmap._copy_rows_to_each(regclass, text, text, text[], text[]) IS
+    'copies all rows of a local table to the table of that name on each of the shards, in the local transaction; returns the rows sent to each';
+REVOKE ALL ON FUNCTION shardmap._copy_rows_to_each(regclass, text, text, text[], text[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._copy_rows_to_each(regclass, text, text, text[], text[]) TO shardmap_admin;
+
 CREATE FUNCTION shardmap.run_on_each(shards text[], sql text)
     RETURNS TABLE (shard text, success boolean, command text, result jsonb, error text)
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'run_on_each_wrapper';

@@ -118,6 +118,19 @@ COMMENT ON COLUMN shardmap.logical_table.enforced IS 'constraints that the shard
 COMMENT ON COLUMN shardmap.logical_table.enforced_as_of IS 'server_version_num of the server that described them last: another one may describe the same constraints otherwise';
 COMMENT ON COLUMN shardmap.logical_table.fanout_policy IS 'least strict policy for un-keyed statements on this table; NULL: that of the session';
 
+CREATE TABLE shardmap.reference_table (
+    relation regclass NOT NULL,
+    keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace,
+    layout text[] NOT NULL,
+    complete boolean NOT NULL,
+    CONSTRAINT reference_table_pkey PRIMARY KEY (relation, keyspace)
+);
+COMMENT ON TABLE shardmap.reference_table IS 'tables of this database of which every shard of a keyspace has a copy';
+COMMENT ON COLUMN shardmap.reference_table.relation IS 'the table, an ordinary one';
+COMMENT ON COLUMN shardmap.reference_table.keyspace IS 'keyspace whose shards have copies';
+COMMENT ON COLUMN shardmap.reference_table.layout IS 'name, columns and primary key that the copies were made with, one line each';
+COMMENT ON COLUMN shardmap.reference_table.complete IS 'whether the table was seen with all that keeps its copies equal; not while a dump is restored';
+
 CREATE TABLE shardmap.key_class (
     keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace,
     key_type regtype NOT NULL,
@@ -145,13 +158,14 @@ COMMENT ON COLUMN shardmap.shippable_mark.name IS 'what it is called, as regproc
 COMMENT ON COLUMN shardmap.shippable_mark.argument_types IS 'types of its arguments, one a line: Postgres 15 fails to look up a function if one of them is gone';
 
 GRANT SELECT ON shardmap.keyspace, shardmap.shard, shardmap.pin, shardmap.key_range, shardmap.logical_table,
-    shardmap.key_class, shardmap.shippable_mark TO PUBLIC;
+    shardmap.reference_table, shardmap.key_class, shardmap.shippable_mark TO PUBLIC;
 
 SELECT pg_catalog.pg_extension_config_dump('shardmap.keyspace', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.shard', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.pin', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.key_range', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.logical_table', '');
+SELECT pg_catalog.pg_extension_config_dump('shardmap.reference_table', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.key_class', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.shippable_mark', '');
 
@@ -163,6 +177,7 @@ BEGIN
      WHERE k.name = NEW.name AND k.version = 1
        AND NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.keyspace = k.name)
        AND NOT EXISTS (SELECT FROM shardmap.logical_table t WHERE t.keyspace = k.name)
+       AND NOT EXISTS (SELECT FROM shardmap.reference_table t WHERE t.keyspace = k.name)
        AND NOT EXISTS (SELECT FROM shardmap.key_class c WHERE c.keyspace = k.name);
     RETURN NEW;
 END

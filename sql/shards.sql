@@ -238,6 +238,12 @@ BEGIN
     SELECT s.name INTO source FROM shardmap.shard s WHERE s.keyspace = add_shard.keyspace ORDER BY s.number LIMIT 1;
     PERFORM shardmap._register_shard(name, keyspace, weight, state,
         CASE state WHEN 'active' THEN shardmap._choose_tokens(shardmap._keyspace_json(keyspace), name, weight) ELSE '{}' END);
+    -- First: the others' foreign keys may refer to them.
+    FOR relation IN
+        SELECT t.relation FROM shardmap.reference_table t WHERE t.keyspace = add_shard.keyspace ORDER BY t.relation::oid
+    LOOP
+        PERFORM shardmap._add_reference_copies(relation, ARRAY[name]);
+    END LOOP;
     FOR relation IN
         SELECT t.relation FROM shardmap.logical_table t WHERE t.keyspace = add_shard.keyspace ORDER BY t.relation::oid
     LOOP

@@ -195,6 +195,12 @@ BEGIN
     FOR relation IN SELECT t.relation FROM shardmap.logical_table t WHERE t.keyspace = shard.keyspace AND NOT abandon LOOP
         PERFORM shardmap._remote_ddl(name, format('DROP TABLE IF EXISTS %s', shardmap._shard_table(relation)));
     END LOOP;
+    FOR relation IN SELECT t.relation FROM shardmap.reference_table t WHERE t.keyspace = shard.keyspace ORDER BY t.relation::oid LOOP
+        PERFORM shardmap._lock_reference(relation);
+        IF NOT abandon THEN
+            PERFORM shardmap._remote_ddl(name, format('DROP TABLE IF EXISTS %s', shardmap._shard_table(relation)));
+        END IF;
+    END LOOP;
     PERFORM shardmap._drop_partitions(name);
     PERFORM shardmap._delete_shard(name);
     EXECUTE format('DROP SERVER IF EXISTS %I CASCADE', name);

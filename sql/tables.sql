@@ -168,6 +168,7 @@ DECLARE
     logical regclass;
 BEGIN
     PERFORM shardmap._check_transaction('shardmap.distribute_table');
+    PERFORM shardmap._check_no_reference(relation);
     PERFORM shardmap._check_relation(relation);
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', name);
     PERFORM shardmap._check_relation(relation); -- again, for what changed while we waited
@@ -177,7 +178,7 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Add some with shardmap.add_shard.';
     END IF;
     PERFORM shardmap._check_key(relation, key_column, space);
-    PERFORM shardmap._check_constraints(relation, key_column);
+    PERFORM shardmap._check_constraints(relation, key_column, keyspace);
     PERFORM shardmap._check_dependents(relation);
     PERFORM shardmap._check_distinct_shards(keyspace);
     FOR shard IN SELECT s.name FROM shardmap.shard s WHERE s.keyspace = space.name ORDER BY s.number LOOP

@@ -109,18 +109,20 @@ COMMENT ON FUNCTION shardmap._check_key(regclass, name, shardmap.keyspace) IS 'r
 REVOKE ALL ON FUNCTION shardmap._check_key(regclass, name, shardmap.keyspace) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._check_key(regclass, name, shardmap.keyspace) TO shardmap_admin;
 
-CREATE FUNCTION shardmap._check_constraints(relation regclass, key_column name) RETURNS void
+CREATE FUNCTION shardmap._check_constraints(relation regclass, key_column name, keyspace text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     key smallint := (SELECT a.attnum FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = key_column);
     names text;
 BEGIN
     SELECT string_agg(format('"%s" on table %s', c.conname, c.conrelid::regclass), ', ' ORDER BY c.conname) INTO names
-      FROM pg_constraint c WHERE c.contype = 'f' AND relation IN (c.conrelid, c.confrelid);
+      FROM pg_constraint c WHERE c.contype = 'f' AND relation IN (c.conrelid, c.confrelid)
+       AND NOT (c.conrelid = $1 AND EXISTS (
+            SELECT FROM shardmap.reference_table r WHERE r.relation = c.confrelid AND r.keyspace = $3));
     IF names IS NOT NULL THEN
         RAISE EXCEPTION 'table % has foreign keys', relation
             USING ERRCODE = 'feature_not_supported', DETAIL = format('Foreign keys: %s.', names),
-                HINT = 'Drop them first: Postgres cannot check them across servers.';
+                HINT = 'Drop them first: Postgres cannot check them across servers. Those to reference tables of the keyspace can stay.';
     END IF;
     -- A unique index sees the rows of one shard only: it is right if equal entries are always on one shard.
     SELECT string_agg(format('"%s"', i.indexrelid::regclass), ', ' ORDER BY i.indexrelid::regclass::text) INTO names
@@ -146,9 +148,9 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION shardmap._check_constraints(regclass, name) IS 'raises an error unless a shard alone can enforce each of the table''s constraints';
-REVOKE ALL ON FUNCTION shardmap._check_constraints(regclass, name) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._check_constraints(regclass, name) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap._check_constraints(regclass, name, text) IS 'raises an error unless a shard alone can enforce each of the table''s constraints';
+REVOKE ALL ON FUNCTION shardmap._check_constraints(regclass, name, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_constraints(regclass, name, text) TO shardmap_admin;
 
 -- Objects that depend on the table and are not carried over.
 CREATE FUNCTION shardmap._foreign_dependents(relation regclass) RETURNS TABLE (description text)

@@ -8,7 +8,7 @@
 -- next.
 
 -- Query, for any server since 13 under a search_path of pg_catalog, for the statements that make a table: kind (table,
--- detail, check, constraint, index, comment), statement, in the order in which to run them. `text_collation`: qualified name to give to text
+-- detail, check, constraint, deferrable, foreign key, index, comment), statement, in the order in which to run them. `text_collation`: qualified name to give to text
 -- columns that have the default collation; may be empty.
 CREATE FUNCTION shardmap._table_ddl_sql(schema text, name text, text_collation text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -65,8 +65,13 @@ WITH rel AS (
         ((SELECT '(' || string_agg(o, ', ') || ')' FROM unnest(c.attoptions) o WHERE o LIKE 'n_distinct%%'))) x (what)
      WHERE x.what IS NOT NULL
     UNION ALL
-    SELECT 3, CASE o.contype WHEN 'c' THEN 'check' ELSE 'constraint' END, row_number() OVER (ORDER BY o.contype, o.conname),
+    SELECT 3, CASE WHEN o.contype = 'c' THEN 'check' WHEN o.condeferrable THEN 'deferrable' ELSE 'constraint' END,
+        row_number() OVER (ORDER BY o.contype, o.conname),
         format('ALTER TABLE %%s ADD CONSTRAINT %%I %%s', rel.name, o.conname, pg_get_constraintdef(o.oid)) FROM rel, con o
+    UNION ALL
+    SELECT 6, 'foreign key', row_number() OVER (ORDER BY o.conname),
+        format('ALTER TABLE %%s ADD CONSTRAINT %%I %%s', rel.name, o.conname, pg_get_constraintdef(o.oid))
+      FROM rel JOIN pg_catalog.pg_constraint o ON o.conrelid = rel.oid AND o.contype = 'f'
     UNION ALL
     SELECT 4, 'index', row_number() OVER (ORDER BY i.relname), pg_get_indexdef(i.indexrelid)
       FROM ind i WHERE i.indexrelid NOT IN (SELECT o.conindid FROM con o)
@@ -152,7 +157,7 @@ COMMENT ON FUNCTION shardmap._run_ddl(text, text, text[]) IS 'runs statements on
 REVOKE ALL ON FUNCTION shardmap._run_ddl(text, text, text[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._run_ddl(text, text, text[]) TO shardmap_admin;
 
-CREATE FUNCTION shardmap._create_shard_table(relation regclass, shard text) RETURNS void
+CREATE FUNCTION shardmap._create_shard_table(relation regclass, shard text, is_copy boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     schema text;
@@ -162,17 +167,19 @@ DECLARE
 BEGIN
     SELECT n.nspname, c.relname INTO STRICT schema, name
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
-    FOR statement IN EXECUTE format('SELECT d.statement FROM (%s) d',
+    -- A copy's rows meet them here already; there they could refuse what is right at the transaction's end only.
+    FOR statement IN EXECUTE format('SELECT d.statement FROM (%s) d WHERE d.kind <> ALL ($1)',
             shardmap._table_ddl_sql(schema, name, shardmap._shard_collation(shard)))
+        USING CASE WHEN is_copy THEN '{check,deferrable,foreign key}'::text[] ELSE '{}' END
     LOOP
         statements := statements || statement;
     END LOOP;
     PERFORM shardmap._run_ddl(shard, schema, statements);
 END
 $$;
-COMMENT ON FUNCTION shardmap._create_shard_table(regclass, text) IS 'makes, on a shard, a table like the one here';
-REVOKE ALL ON FUNCTION shardmap._create_shard_table(regclass, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._create_shard_table(regclass, text) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap._create_shard_table(regclass, text, boolean) IS 'makes, on a shard, a table like the one here; is_copy: for a reference table, whose rows are checked here';
+REVOKE ALL ON FUNCTION shardmap._create_shard_table(regclass, text, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._create_shard_table(regclass, text, boolean) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._clone_shard_table(relation regclass, source text, shard text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

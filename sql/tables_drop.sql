@@ -1,4 +1,4 @@
--- DROP TABLE on a logical table.
+-- DROP TABLE on a logical or reference table.
 --
 -- Decides what becomes of the shards' tables: an administrator's DROP TABLE drops them too, in the same transaction;
 -- anyone else's, and DROP SCHEMA, DROP OWNED and the like, leave them, and say so. What always holds: the catalog does not
@@ -9,6 +9,7 @@ CREATE FUNCTION shardmap._forget_dropped_tables() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM shardmap.logical_table t WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = t.relation);
+    DELETE FROM shardmap.reference_table t WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = t.relation);
 END
 $$;
 COMMENT ON FUNCTION shardmap._forget_dropped_tables() IS 'takes tables that do not exist any more out of the catalog';
@@ -21,7 +22,9 @@ DECLARE
 BEGIN
     FOR dropped IN
         SELECT o.objid, o.schema_name, o.object_name, t.keyspace FROM pg_event_trigger_dropped_objects() o
-          JOIN shardmap.logical_table t ON t.relation = o.objid AND o.classid = 'pg_class'::regclass AND o.objsubid = 0
+          JOIN (SELECT l.relation, l.keyspace FROM shardmap.logical_table l
+                UNION ALL SELECT r.relation, r.keyspace FROM shardmap.reference_table r) t
+            ON t.relation = o.objid AND o.classid = 'pg_class'::regclass AND o.objsubid = 0
     LOOP
         IF TG_TAG = 'DROP TABLE' AND has_function_privilege('shardmap.remote_execute(text, text, boolean)', 'EXECUTE') THEN
             PERFORM shardmap._check_unused(dropped.objid, format('%I.%I', dropped.schema_name, dropped.object_name));

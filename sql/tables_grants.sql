@@ -22,7 +22,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH kinds (privilege, ofcolumn) AS (
         VALUES ('SELECT', true), ('INSERT', true), ('UPDATE', true), ('DELETE', false), ('TRUNCATE', false)
     )
-    SELECT r.remote_role, string_agg(p.privilege, ', ')
+    SELECT r.remote_role, string_agg(DISTINCT p.privilege, ', ')
       FROM shardmap._remote_roles(shard) r, LATERAL (
             SELECT k.privilege FROM kinds k
              WHERE r.local_role <> 0 AND has_table_privilege(r.local_role, relation, k.privilege)
@@ -32,7 +32,15 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
             SELECT format('%s (%I)', k.privilege, a.attname) FROM kinds k, pg_attribute a
              WHERE k.ofcolumn AND r.local_role <> 0 AND a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
                AND NOT has_table_privilege(r.local_role, relation, k.privilege)
-               AND has_column_privilege(r.local_role, relation, a.attnum, k.privilege)) p
+               AND has_column_privilege(r.local_role, relation, a.attnum, k.privilege)
+            UNION ALL
+            -- A copy's row is written by its key, whatever was done to the row here.
+            SELECT k.privilege FROM kinds k
+             WHERE k.privilege <> 'TRUNCATE' AND EXISTS (SELECT FROM shardmap.reference_table t WHERE t.relation = $1)
+               AND (r.local_role <> 0 AND (has_table_privilege(r.local_role, relation, 'DELETE')
+                        OR has_any_column_privilege(r.local_role, relation, 'INSERT, UPDATE'))
+                    OR r.local_role = 0 AND EXISTS (SELECT FROM pg_class c, aclexplode(c.relacl) x
+                        WHERE c.oid = relation AND x.privilege_type IN ('INSERT', 'UPDATE', 'DELETE')))) p
      GROUP BY r.remote_role
 $$;
 COMMENT ON FUNCTION shardmap._shard_grants(regclass, text) IS 'what each role on a shard needs on a table there, by what its users may do here';
@@ -66,10 +74,13 @@ GRANT EXECUTE ON FUNCTION shardmap._grant_on_shard(regclass, text) TO shardmap_a
 CREATE FUNCTION shardmap.grant_on_shards(relation regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    logical shardmap.logical_table := shardmap._find_table(relation);
+    keyspaces text[] := ARRAY(SELECT t.keyspace FROM shardmap.reference_table t WHERE t.relation = $1);
     shard text;
 BEGIN
-    FOR shard IN SELECT s.name FROM shardmap.shard s WHERE s.keyspace = logical.keyspace ORDER BY s.number LOOP
+    IF keyspaces = '{}' THEN
+        keyspaces := ARRAY[(shardmap._find_table(relation)).keyspace];
+    END IF;
+    FOR shard IN SELECT s.name FROM shardmap.shard s WHERE s.keyspace = ANY (keyspaces) ORDER BY s.keyspace, s.number LOOP
         PERFORM shardmap._grant_on_shard(relation, shard);
     END LOOP;
 END

@@ -29,6 +29,7 @@ BEGIN
     PERFORM shardmap._lock_keyspace(t.keyspace) FROM shardmap.logical_table t WHERE t.relation = $1;
     SELECT t.* INTO found_one FROM shardmap.logical_table t WHERE t.relation = $1;
     IF NOT FOUND THEN
+        PERFORM shardmap._check_no_reference(relation);
         RAISE EXCEPTION 'table % is not distributed', relation
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See shardmap.tables.';
     END IF;
@@ -112,7 +113,7 @@ BEGIN
     -- What was added on the shards alone comes back too.
     SELECT array_agg(x.statement) INTO statements FROM (
         SELECT d.row[2] FROM shardmap.remote_rows(shards[1], shardmap._table_ddl_sql(schema, name, '')) WITH ORDINALITY d (row, position)
-         WHERE d.row[1] IN ('detail', 'constraint', 'check', 'index')
+         WHERE d.row[1] IN ('detail', 'constraint', 'deferrable', 'check', 'foreign key', 'index')
         UNION ALL
         SELECT format('ALTER TABLE %I.%I ALTER COLUMN %I SET NOT NULL', schema, name, c.row[1])
           FROM shardmap.remote_rows(shards[1], format('SELECT attname::pg_catalog.text FROM pg_catalog.pg_attribute WHERE '

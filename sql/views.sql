@@ -51,6 +51,17 @@ COMMENT ON COLUMN shardmap.tables.fanout_policy IS 'least strict policy for un-k
 COMMENT ON COLUMN shardmap.tables.partitions IS 'number of shards that it is spread over';
 COMMENT ON COLUMN shardmap.tables.rows IS 'estimated number of rows, by the last ANALYZE of the partitions; NULL before the first';
 
+CREATE VIEW shardmap.reference_tables AS
+    SELECT t.relation AS table_name, t.keyspace, s.copies, t.complete AS routed
+      FROM shardmap.reference_table t,
+        LATERAL (SELECT pg_catalog.count(*) AS copies FROM shardmap.shard s WHERE s.keyspace = t.keyspace) s
+     ORDER BY t.relation::text, t.keyspace;
+COMMENT ON VIEW shardmap.reference_tables IS 'reference tables';
+COMMENT ON COLUMN shardmap.reference_tables.table_name IS 'the table';
+COMMENT ON COLUMN shardmap.reference_tables.keyspace IS 'keyspace whose shards have copies';
+COMMENT ON COLUMN shardmap.reference_tables.copies IS 'number of shards with a copy';
+COMMENT ON COLUMN shardmap.reference_tables.routed IS 'whether statements about one shard read its copy; not while the table lacks its key or triggers, as in a restore';
+
 CREATE VIEW shardmap.tokens AS
     SELECT p.keyspace, p.token, p.shard,
         CASE WHEN p.number = 1 AND p.token = p.last THEN 4294967296
@@ -84,4 +95,4 @@ COMMENT ON COLUMN shardmap.settings.min_val IS 'least value';
 COMMENT ON COLUMN shardmap.settings.max_val IS 'greatest value';
 COMMENT ON COLUMN shardmap.settings.enumvals IS 'values that it can take, if these are words';
 
-GRANT SELECT ON shardmap.shards, shardmap.tables, shardmap.tokens, shardmap.settings TO PUBLIC;
+GRANT SELECT ON shardmap.shards, shardmap.tables, shardmap.reference_tables, shardmap.tokens, shardmap.settings TO PUBLIC;

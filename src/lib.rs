@@ -28,7 +28,10 @@ extension_sql_file!("../sql/tables_undo.sql", name = "tables_undo", requires = [
 extension_sql_file!("../sql/tables_grants.sql", name = "tables_grants", requires = ["tables_undo"]);
 extension_sql_file!("../sql/tables_drop.sql", name = "tables_drop", requires = ["tables_grants"]);
 extension_sql_file!("../sql/tables_guard.sql", name = "tables_guard", requires = ["tables_drop"]);
-extension_sql_file!("../sql/planning.sql", name = "planning", requires = ["tables_guard"]);
+extension_sql_file!("../sql/reference.sql", name = "reference", requires = ["tables_guard"]);
+extension_sql_file!("../sql/reference_copies.sql", name = "reference_copies", requires = ["reference"]);
+extension_sql_file!("../sql/reference_guard.sql", name = "reference_guard", requires = ["reference_copies"]);
+extension_sql_file!("../sql/planning.sql", name = "planning", requires = ["reference_guard"]);
 extension_sql_file!("../sql/export.sql", name = "export", requires = ["planning"]);
 extension_sql_file!("../sql/views.sql", name = "views", requires = ["export"]);
 extension_sql_file!("../sql/stats.sql", name = "stats", requires = ["views"]);

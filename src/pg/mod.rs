@@ -15,6 +15,7 @@ mod planner;
 mod query;
 mod raw;
 pub mod reads;
+mod reference;
 pub mod remote;
 pub mod replicas;
 mod resolver;
@@ -31,6 +32,7 @@ pub fn init() {
     catalog::init();
     stats::init();
     remote::init();
+    reference::init();
     replicas::init();
     resolver::init();
     settings::init();

@@ -33,6 +33,9 @@ SETUP = """
     INSERT INTO places VALUES ('aachen', 1), ('zwolle', 2);
     SELECT shardmap.distribute_table('orders', 'k'), shardmap.distribute_table('places', 'name', 'areas');
     SELECT shardmap.set_fanout_policy('places', 'notice');
+    CREATE TABLE kinds (json_scalar int PRIMARY KEY, name varchar(20));
+    INSERT INTO kinds VALUES (1, 'one'), (2, 'two');
+    SELECT shardmap.distribute_reference('kinds');
     GRANT SELECT ON orders, dear TO reader;
     CREATE USER MAPPING FOR reader SERVER "shard-0" OPTIONS (user 'postgres', password_required 'false');
     CREATE USER MAPPING FOR reader SERVER "shard-1" OPTIONS (user 'postgres', password_required 'false');
@@ -41,6 +44,8 @@ SETUP = """
 SAME = ["SELECT shardmap.export_map()", "SELECT k, shard_for(k) FROM generate_series(4700, 4720) k",
         "SELECT * FROM orders ORDER BY k", "SELECT * FROM dear ORDER BY k", "SELECT * FROM places ORDER BY name",
         "SELECT table_name::text, key_column, keyspace, fanout_policy, partitions FROM shardmap.tables ORDER BY 1",
+        "SELECT table_name::text, keyspace, copies, routed FROM shardmap.reference_tables",
+        "SELECT * FROM shardmap.verify_reference('kinds')",
         "SELECT keyspace, key_type::text, hash_function, family FROM shardmap.key_class ORDER BY 1, 2"]
 
 
@@ -123,6 +128,12 @@ def check(dsn, reader):
         conn.execute("ALTER TABLE orders ALTER total SET DEFAULT 8")
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="would not be enforced"):
             conn.execute("ALTER TABLE orders ADD CHECK (extra > 0)")
+        conn.execute("UPDATE kinds SET name = 'three', json_scalar = 3 WHERE json_scalar = 2")
+        assert [row[1] for row in conn.execute("SELECT * FROM shardmap.verify_reference('kinds')")] == [True, True]
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="would break reference table"):
+            conn.execute("ALTER TABLE kinds ADD COLUMN extra int")
+        plan = conn.execute("EXPLAIN SELECT name FROM orders, kinds WHERE k = 123 AND kinds.json_scalar = orders.json_array").fetchone()[0]
+        assert plan.startswith("Custom Scan (ShardRoute)")
         with connect(reader) as restricted:
             assert restricted.execute("SELECT count(*) FROM orders").fetchone() == (49,)
         conn.execute("SELECT shardmap.pin_key(4712, 'shard-0')")

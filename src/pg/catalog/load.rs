@@ -12,6 +12,7 @@ use pgrx::prelude::*;
 use shardmap_core::ids::{ShardName, ShardNumber};
 use shardmap_core::map::{KeyspaceMap, KeyspaceSpec, RangeOrder, RangeSpec, ShardSpec, ShardState, Strategy};
 
+use super::reference;
 use super::scan::{self, Row};
 use super::{Catalog, Keyspace, LogicalTable, Partition};
 use crate::pg::encoding;
@@ -25,6 +26,7 @@ pub struct Tables {
     pin: pg_sys::Oid,
     key_range: pg_sys::Oid,
     logical_table: pg_sys::Oid,
+    reference_table: pg_sys::Oid,
     key_class: pg_sys::Oid,
     shippable_mark: pg_sys::Oid,
 }
@@ -37,6 +39,7 @@ impl Tables {
             self.pin,
             self.key_range,
             self.logical_table,
+            self.reference_table,
             self.key_class,
             self.shippable_mark,
         ]
@@ -61,6 +64,7 @@ pub fn locate() -> Option<Tables> {
         pin: find(schema, c"pin")?,
         key_range: find(schema, c"key_range")?,
         logical_table: find(schema, c"logical_table")?,
+        reference_table: find(schema, c"reference_table")?,
         key_class: find(schema, c"key_class")?,
         shippable_mark: find(schema, c"shippable_mark")?,
     };
@@ -80,10 +84,11 @@ fn are_ours(tables: &Tables) -> bool {
     }
 }
 
-/// The OIDs of the logical tables, without loading anything else.
-pub fn logical_tables(tables: &Tables) -> Vec<pg_sys::Oid> {
+/// The OIDs of the logical and reference tables, without loading anything else.
+pub fn distributed_tables(tables: &Tables) -> Vec<pg_sys::Oid> {
     let mut relids = Vec::new();
     scan::rows(tables.logical_table, |row| relids.extend(row.oid("relation")));
+    scan::rows(tables.reference_table, |row| relids.extend(row.oid("relation")));
     relids
 }
 
@@ -132,6 +137,7 @@ pub fn load(tables: &Tables) -> Catalog {
         }
         catalog.tables.insert(table.relid, table);
     }
+    catalog.references = reference::tables(tables.reference_table, &catalog.keyspaces, &servers);
     catalog
 }
 
@@ -228,21 +234,13 @@ fn logical_table(row: &Row<'_>, keyspaces: &HashMap<String, Rc<Keyspace>>) -> Op
     let relid: pg_sys::Oid = row.oid("relation")?;
     let key_column: String = row.text("key_column")?;
     let keyspace = keyspaces.get(&row.text("keyspace")?)?;
-    // SAFETY: system cache look-ups; a missing relation or column gives 0 or NULL.
-    let (key, type_oid, name) = unsafe {
-        if pg_sys::get_rel_relkind(relid) == 0 {
-            return None;
-        }
-        let key = attribute_number(relid, &key_column);
-        if key <= 0 {
-            return None;
-        }
-        let name = pg_sys::quote_qualified_identifier(
-            pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relid)),
-            pg_sys::get_rel_name(relid),
-        );
-        (key, pg_sys::get_atttype(relid, key), encoding::utf8_string(name))
-    };
+    let name = qualified_name(relid)?;
+    let key = attribute_number(relid, &key_column);
+    if key <= 0 {
+        return None;
+    }
+    // SAFETY: a system cache look-up.
+    let type_oid = unsafe { pg_sys::get_atttype(relid, key) };
     Some(LogicalTable {
         relid,
         name,
@@ -255,6 +253,17 @@ fn logical_table(row: &Row<'_>, keyspaces: &HashMap<String, Rc<Keyspace>>) -> Op
         servers: Rc::default(),
         mirror: OnceCell::new(),
     })
+}
+
+/// Schema and name, quoted; `None` if the relation is gone.
+pub fn qualified_name(relid: pg_sys::Oid) -> Option<String> {
+    // SAFETY: system cache look-ups; a missing relation has kind 0.
+    unsafe {
+        (pg_sys::get_rel_relkind(relid) != 0).then(|| {
+            let schema = pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relid));
+            encoding::utf8_string(pg_sys::quote_qualified_identifier(schema, pg_sys::get_rel_name(relid)))
+        })
+    }
 }
 
 /// The number of column `name` of `relid`, or 0.

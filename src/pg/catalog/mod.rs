@@ -10,6 +10,7 @@
 mod load;
 mod mirror;
 mod owner;
+mod reference;
 pub mod scan;
 mod shippable;
 
@@ -34,6 +35,8 @@ pub struct Catalog {
     pub keyspaces: HashMap<String, Rc<Keyspace>>,
     /// Logical tables by their OID.
     pub tables: HashMap<pg_sys::Oid, Rc<LogicalTable>>,
+    /// Reference tables by their OID.
+    pub references: HashMap<pg_sys::Oid, Rc<ReferenceTable>>,
     /// Partitions (foreign tables) by their OID.
     pub partitions: HashMap<pg_sys::Oid, Partition>,
     /// The shard behind a foreign server, by the server's OID.
@@ -70,6 +73,17 @@ pub struct LogicalTable {
     pub mirror: OnceCell<Mirror>,
 }
 
+/// An ordinary table of which every shard of its keyspaces has a copy.
+pub struct ReferenceTable {
+    pub relid: pg_sys::Oid,
+    /// Schema and name, quoted, for messages.
+    pub name: String,
+    /// Keyspaces all of whose copies are known to be kept.
+    pub keyspaces: Vec<String>,
+    /// All shards with a copy, with their foreign servers, in the order in which they are written.
+    pub servers: Vec<(String, pg_sys::Oid)>,
+}
+
 /// How the shards' tables compare with the logical one.
 #[derive(Clone, Copy, Debug)]
 pub struct Mirror {
@@ -92,6 +106,11 @@ impl Catalog {
     /// The logical table with OID `relid`.
     pub fn table(&self, relid: pg_sys::Oid) -> Option<&Rc<LogicalTable>> {
         self.tables.get(&relid)
+    }
+
+    /// The reference table with OID `relid`.
+    pub fn reference(&self, relid: pg_sys::Oid) -> Option<&Rc<ReferenceTable>> {
+        self.references.get(&relid)
     }
 }
 
@@ -142,7 +161,8 @@ fn reload() -> Option<Rc<Catalog>> {
     let mut guard = guard;
     guard.done = true;
     WATCHED.with_borrow_mut(|watched| {
-        watched.extend(catalog.tables.keys().chain(catalog.partitions.keys()).copied());
+        watched
+            .extend(catalog.tables.keys().chain(catalog.partitions.keys()).chain(catalog.references.keys()).copied());
     });
     CACHED.set(Some(Rc::clone(&catalog)));
     // SAFETY: states of this process. In a parallel query only the statement's own snapshot could be read, which may be
@@ -170,8 +190,9 @@ impl Drop for StaleUnlessDone {
 /// commits; this session at its next command.
 pub fn invalidate() {
     let Some(tables) = load::locate() else { return };
-    let logical = CACHED.with_borrow(|c| c.as_ref().map(|c| c.tables.keys().copied().collect::<Vec<_>>()));
-    let mut relids = load::logical_tables(&tables);
+    let logical = CACHED
+        .with_borrow(|c| c.as_ref().map(|c| c.tables.keys().chain(c.references.keys()).copied().collect::<Vec<_>>()));
+    let mut relids = load::distributed_tables(&tables);
     relids.extend(logical.unwrap_or_default());
     relids.push(tables.keyspace);
     relids.sort_unstable_by_key(|oid| oid.to_u32());

@@ -41,6 +41,11 @@ pub unsafe fn admit(server: pg_sys::Oid, user: pg_sys::Oid, writes: bool) {
     }
 }
 
+/// Who has written on `server` in this transaction.
+pub fn writer(server: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    WRITERS.with_borrow(|writers| writers.get(&server).map(|writer| writer.user))
+}
+
 unsafe fn refusal(server: pg_sys::Oid, writer: pg_sys::Oid, user: pg_sys::Oid) -> Refusal {
     let name = |oid| {
         let name = pg_sys::GetUserNameFromId(oid, true);

@@ -15,7 +15,9 @@ use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::remote::resolve::look_around;
 use crate::pg::remote::transaction::note_administration;
-use crate::pg::remote::{connections, copy_rows, guard, run_everywhere, Connection, Failure, Result};
+use crate::pg::remote::{
+    connections, copy_rows, copy_rows_to_each, guard, run_everywhere, Connection, Failure, Result,
+};
 
 /// The arguments of a strict function, none of which is NULL, and the place for its rows.
 #[derive(Clone, Copy)]
@@ -216,6 +218,23 @@ sql_function! {
         let (schema, table, key, keyspace) = (call.name(1), call.name(2), call.name(3), call.name(4));
         note_administration();
         let counts = copy_rows(source, user(), (&schema, &table), (&key, &keyspace), &call.names(5)?)?;
+        for (shard, count) in counts {
+            rows.put(|| vec![Some(text(shard.as_bytes())), Some(Datum::from(count))]);
+        }
+        Ok(Datum::from(0))
+    }
+}
+
+sql_function! {
+    /// `_copy_rows_to_each(source, target_schema, target_table, shards, columns)`: the rows of a local table, all of them
+    /// to each of the shards; returns the shards with their numbers of rows.
+    copy_rows_to_each_wrapper, pg_finfo_copy_rows_to_each_wrapper,
+    |call| {
+        let rows = call.rows();
+        let source = pg_sys::Oid::from(call.datum(0).value() as u32);
+        let (schema, table) = (call.name(1), call.name(2));
+        note_administration();
+        let counts = copy_rows_to_each(source, user(), (&schema, &table), &call.names(3)?, &call.names(4)?)?;
         for (shard, count) in counts {
             rows.put(|| vec![Some(text(shard.as_bytes())), Some(Datum::from(count))]);
         }

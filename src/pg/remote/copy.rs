@@ -1,4 +1,5 @@
-//! The rows of a local table, each to the shard that owns it, by COPY inside the transaction.
+//! The rows of a local table, each to the shard that owns it, or all to each of some shards, by COPY inside the
+//! transaction.
 //!
 //! Decides nothing about ownership: the query that reads the table asks `shardmap.owner_of` for each row. Read next:
 //! `stream`, which sends the rows.
@@ -38,43 +39,80 @@ pub fn copy_rows(
     columns: &[String],
 ) -> Result<Vec<(String, i64)>> {
     let (from_schema, from_table) = table_name(source)?;
-    let list = columns.iter().map(|column| quote(column)).collect::<Vec<_>>().join(", ");
-    let command = c_string(format!("COPY {}.{} ({list}) FROM STDIN", quote(schema), quote(table)));
-    let query = c_string(format!(
+    let list = list(columns);
+    let mut streams = Streams::new(user, &format!("{}.{}", quote(schema), quote(table)), &list);
+    let query = format!(
         "SELECT shardmap.owner_of({}, $1), {list} FROM ONLY {}.{}",
         quote(key),
         quote(&from_schema),
         quote(&from_table)
-    ));
-    let mut streams = Streams { user, command, all: Vec::new(), by_shard: HashMap::new() };
+    );
+    read(&query, keyspace, &from_table, |row| {
+        let (owner, values) = row.split_first().expect("the query's first column is the owner");
+        let Some(owner) = owner else {
+            return Err(Failure::new(
+                PgSqlErrorCode::ERRCODE_NOT_NULL_VIOLATION,
+                format!("null value in key column \"{key}\" of \"{from_table}\""),
+            )
+            .hint("Every row needs a key, which decides its shard."));
+        };
+        put(streams.of(owner)?, values)
+    })?;
+    streams.finish()
+}
+
+/// Copies every row of the ordinary table `source` to the table `schema.table` of each of `shards`. Returns the shards,
+/// each with its number of rows.
+///
+/// # Errors
+/// As [`copy_rows`].
+pub fn copy_rows_to_each(
+    source: pg_sys::Oid,
+    user: pg_sys::Oid,
+    (schema, table): (&str, &str),
+    shards: &[String],
+    columns: &[String],
+) -> Result<Vec<(String, i64)>> {
+    let (from_schema, from_table) = table_name(source)?;
+    let list = list(columns);
+    let mut streams = Streams::new(user, &format!("{}.{}", quote(schema), quote(table)), &list);
+    for shard in shards {
+        streams.of(&encoding::server(shard))?;
+    }
+    let query = format!("SELECT {list} FROM ONLY {}.{}", quote(&from_schema), quote(&from_table));
+    read(&query, "", &from_table, |row| streams.all.iter().try_for_each(|(_, stream)| put(stream, row)))?;
+    streams.finish()
+}
+
+fn list(columns: &[String]) -> String {
+    columns.iter().map(|column| quote(column)).collect::<Vec<_>>().join(", ")
+}
+
+/// Reads the rows of `query`, and says how far it has come.
+fn read(query: &str, parameter: &str, table: &str, mut each: impl FnMut(&[Option<&[u8]>]) -> Result<()>) -> Result<()> {
     let (count, mut told) = (Cell::new(0_u64), Instant::now());
     for_each_row(
-        &query,
-        &c_string(keyspace),
+        &c_string(query),
+        &c_string(parameter),
         |row| {
-            let (owner, values) = row.split_first().expect("the query's first column is the owner");
-            let Some(owner) = owner else {
-                return Err(Failure::new(
-                    PgSqlErrorCode::ERRCODE_NOT_NULL_VIOLATION,
-                    format!("null value in key column \"{key}\" of \"{from_table}\""),
-                )
-                .hint("Every row needs a key, which decides its shard."));
-            };
             count.set(count.get() + 1);
-            streams.of(owner)?.row(|out, format| {
-                let mut line = Row::begin(out, format, values.len());
-                values.iter().for_each(|value| line.push(*value));
-                line.end();
-            })
+            each(row)
         },
         || {
             if told.elapsed() >= PROGRESS_EVERY {
                 told = Instant::now();
-                pgrx::notice!("copying \"{from_table}\" to the shards: {} rows so far", count.get());
+                pgrx::notice!("copying \"{table}\" to the shards: {} rows so far", count.get());
             }
         },
-    )?;
-    streams.finish()
+    )
+}
+
+fn put(stream: &Rc<Stream>, values: &[Option<&[u8]>]) -> Result<()> {
+    stream.row(|out, format| {
+        let mut line = Row::begin(out, format, values.len());
+        values.iter().for_each(|value| line.push(*value));
+        line.end();
+    })
 }
 
 struct Streams {
@@ -85,6 +123,11 @@ struct Streams {
 }
 
 impl Streams {
+    fn new(user: pg_sys::Oid, table: &str, columns: &str) -> Self {
+        let command = c_string(format!("COPY {table} ({columns}) FROM STDIN"));
+        Self { user, command, all: Vec::new(), by_shard: HashMap::new() }
+    }
+
     fn of(&mut self, shard: &[u8]) -> Result<&Rc<Stream>> {
         let at = match self.by_shard.get(shard) {
             Some(at) => *at,

@@ -42,7 +42,7 @@ mod two_phase;
 pub mod wait;
 pub mod wire;
 
-pub use copy::copy_rows;
+pub use copy::{copy_rows, copy_rows_to_each};
 pub use failure::{guard, Failure, Result};
 pub use pool::{any_wrote, generation, Connection};
 pub use scatter::run_everywhere;

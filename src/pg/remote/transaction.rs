@@ -22,7 +22,7 @@ use super::wait::forget_cancel;
 use super::wire::decode::Status;
 use super::{commit, two_phase};
 use crate::pg::reads::session;
-use crate::pg::savepoint;
+use crate::pg::{reference, savepoint};
 
 /// How long the abort of a transaction waits for the shards to say that they have rolled back. They do so in any case.
 const ROLLBACK_LIMIT: Duration = Duration::from_millis(500);
@@ -246,6 +246,7 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
 
 /// Commits on the shards, or brings them to where nothing but the local commit decides.
 fn commit() -> Result<()> {
+    reference::flush()?;
     let links = pool::taking_part();
     links.iter().filter(|link| commit::writes(link)).for_each(|link| session::note_write(link.target.id));
     if let Some(gone) = links.iter().find(|link| !link.is_open()) {
@@ -311,6 +312,7 @@ unsafe extern "C-unwind" fn on_subtransaction(
         if TAKING_PART.get() {
             match event {
                 pg_sys::SubXactEvent::SUBXACT_EVENT_PRE_COMMIT_SUB => {
+                    reference::flush()?;
                     release(&pool::taking_part(), savepoint::depth())?
                 }
                 pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
