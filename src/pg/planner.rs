@@ -185,7 +185,7 @@ unsafe fn whole(
     let key = whole::key(catalog, query, reading, reaches)?;
     let known = catalog.known(&reading.tables[0].table.keyspace.name);
     router::plan::check_outputs(query, &known)?;
-    let user = whole::user(reading)?;
+    let user = whole::user(catalog, query, reading)?;
     let shipment = ship(query, &known)?;
     let table = reading.tables[0].table.relid;
     let routed = Routed { query, shipment: &shipment, key: &key, table, user };

@@ -9,6 +9,7 @@ mod explain;
 mod merge;
 mod names;
 pub mod plan;
+mod reference;
 pub mod refused;
 mod run;
 pub mod ship;

@@ -370,14 +370,14 @@ unsafe fn is_empty_without_key(query: *mut pg_sys::Query) -> bool {
         && items::<pg_sys::Node>((*(*query).jointree).fromlist).all(|item| joins_tables(query, item))
 }
 
-/// Whether `item` of a FROM is a table, or joins tables and nothing else.
+/// Whether `item` of a FROM is a logical table, or joins such tables and nothing else: a reference table has rows anyway.
 unsafe fn joins_tables(query: *mut pg_sys::Query, item: *mut pg_sys::Node) -> bool {
     if let Some(join) = cast::<pg_sys::JoinExpr>(item, pg_sys::NodeTag::T_JoinExpr) {
         return joins_tables(query, (*join).larg) && joins_tables(query, (*join).rarg);
     }
     cast::<pg_sys::RangeTblRef>(item, pg_sys::NodeTag::T_RangeTblRef)
         .and_then(|item| rte(query, (*item).rtindex as u32))
-        .is_some_and(|entry| (*entry).rtekind == pg_sys::RTEKind::RTE_RELATION)
+        .is_some_and(|entry| (*entry).relkind as u8 == pg_sys::RELKIND_PARTITIONED_TABLE)
 }
 
 /// The range tables of all levels, one after the other.

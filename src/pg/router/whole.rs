@@ -1,7 +1,8 @@
 //! Whether a statement may go whole to one shard, and which key decides the shard.
 //!
 //! Decides by the tables and the shape of every query level; [`super::ship`] decides by the expressions. What always
-//! holds: every table in the statement is a logical one, and each of its references reaches the same shard. Refuses, for
+//! holds: every table in the statement is a logical one, all of whose references reach the same shard, or a reference
+//! table ([`super::reference`]), which that shard holds in full. Refuses, for
 //! a lower step: row security and security barriers (whose order of conditions the shard would not keep), triggers here,
 //! assignments to the key, whole rows and system columns.
 
@@ -10,6 +11,7 @@ use shardmap_core::ids::ShardNumber;
 use shardmap_core::map::Strategy;
 use shardmap_core::route::{Operand, Reach};
 
+use super::reference;
 use crate::pg::catalog::Catalog;
 use crate::pg::keys::KeyType;
 use crate::pg::query::merge::actions;
@@ -35,13 +37,13 @@ pub type Obstacle = &'static str;
 
 pub const VOLATILE: Obstacle = "A function in it gives another value for each row.";
 pub const NOT_SHIPPABLE: Obstacle = "A function or type in it is not known to the shard.";
-const OTHER_TABLES: Obstacle = "There are other tables than logical ones in it.";
+pub const OTHER_TABLES: Obstacle = "There are other tables than logical ones in it.";
 const MANY_SHARDS: Obstacle = "It is not about one shard.";
 const LATE: Obstacle = "Keys known only when it starts might be of several shards.";
 const SECURITY: Obstacle = "Row security or a security barrier applies.";
 pub const OUTPUT: Obstacle = "A result's text would depend on the session's DateStyle.";
 const TRIGGERS: Obstacle = "The table written has triggers here.";
-const USERS: Obstacle = "Its tables are used as different users.";
+pub const USERS: Obstacle = "Its tables are used as different users.";
 const NAMES: Obstacle = "A shard's table has another name than the logical table.";
 const WHOLE_ROW: Obstacle = "Whole rows or system columns are named.";
 const KEY_ASSIGNED: Obstacle = "It assigns to the key.";
@@ -62,7 +64,7 @@ pub unsafe fn key(
         true => Key::Any,
         false => one_key(reading, reaches)?,
     };
-    level(catalog, query)?;
+    level(catalog, &reading.tables[0].table.keyspace.name, query)?;
     if !reading.tables.iter().all(|reference| reference.table.mirror().same_names) {
         return Err(NAMES);
     }
@@ -125,25 +127,26 @@ unsafe fn one_key(reading: &Reading, reaches: &[Option<Reach>]) -> Result<Key, O
 /// As whom the statement uses its tables; 0: as the current user.
 ///
 /// # Safety
-/// `reading` must have been read from a query that is still there.
-pub unsafe fn user(reading: &Reading) -> Result<pg_sys::Oid, Obstacle> {
+/// `reading` must have been read from `query`.
+pub unsafe fn user(catalog: &Catalog, query: *mut pg_sys::Query, reading: &Reading) -> Result<pg_sys::Oid, Obstacle> {
     let mut users = reading.tables.iter().map(|reference| user_of(reference.query, reference.rti));
     let first = users.next().unwrap_or(pg_sys::InvalidOid);
-    match users.all(|user| user == first) {
-        true => Ok(first),
-        false => Err(USERS),
+    if users.any(|user| user != first) {
+        return Err(USERS);
     }
+    reference::check(catalog, query, first)?;
+    Ok(first)
 }
 
 #[cfg(not(feature = "pg15"))]
-unsafe fn user_of(query: *mut pg_sys::Query, rti: u32) -> pg_sys::Oid {
+pub(super) unsafe fn user_of(query: *mut pg_sys::Query, rti: u32) -> pg_sys::Oid {
     let info = rte(query, rti).and_then(|entry| ((*entry).perminfoindex as usize).checked_sub(1));
     let info = info.and_then(|at| nth::<pg_sys::RTEPermissionInfo>((*query).rteperminfos, at));
     info.map_or(pg_sys::InvalidOid, |info| (*info).checkAsUser)
 }
 
 #[cfg(feature = "pg15")]
-unsafe fn user_of(query: *mut pg_sys::Query, rti: u32) -> pg_sys::Oid {
+pub(super) unsafe fn user_of(query: *mut pg_sys::Query, rti: u32) -> pg_sys::Oid {
     rte(query, rti).map_or(pg_sys::InvalidOid, |entry| (*entry).checkAsUser)
 }
 
@@ -161,7 +164,7 @@ fn inserted(rows: &[Operand]) -> Result<(Vec<Vec<u8>>, Vec<u32>), Obstacle> {
 }
 
 /// Checks a query level and those below it.
-unsafe fn level(catalog: &Catalog, query: *mut pg_sys::Query) -> Result<(), Obstacle> {
+unsafe fn level(catalog: &Catalog, keyspace: &str, query: *mut pg_sys::Query) -> Result<(), Obstacle> {
     let writes = match (*query).commandType {
         pg_sys::CmdType::CMD_SELECT => false,
         pg_sys::CmdType::CMD_INSERT
@@ -174,7 +177,7 @@ unsafe fn level(catalog: &Catalog, query: *mut pg_sys::Query) -> Result<(), Obst
         return Err(SECURITY);
     }
     for entry in items::<pg_sys::RangeTblEntry>((*query).rtable) {
-        self::entry(catalog, entry)?;
+        self::entry(catalog, keyspace, entry)?;
     }
     // Rewriting has sorted the targets, so that they no longer stand as the columns of a SELECT do.
     if (*query).commandType == pg_sys::CmdType::CMD_INSERT && inserts_select(query) {
@@ -192,7 +195,7 @@ unsafe fn level(catalog: &Catalog, query: *mut pg_sys::Query) -> Result<(), Obst
     if names_rows(query) {
         return Err(WHOLE_ROW);
     }
-    subqueries(query).into_iter().try_for_each(|inner| level(catalog, inner))
+    subqueries(query).into_iter().try_for_each(|inner| level(catalog, keyspace, inner))
 }
 
 /// Whether the rows of an INSERT come from a SELECT.
@@ -204,14 +207,15 @@ unsafe fn inserts_select(query: *mut pg_sys::Query) -> bool {
     })
 }
 
-unsafe fn entry(catalog: &Catalog, entry: *mut pg_sys::RangeTblEntry) -> Result<(), Obstacle> {
+unsafe fn entry(catalog: &Catalog, keyspace: &str, entry: *mut pg_sys::RangeTblEntry) -> Result<(), Obstacle> {
     if !(*entry).securityQuals.is_null() || (*entry).security_barrier {
         return Err(SECURITY);
     }
     match (*entry).rtekind {
         pg_sys::RTEKind::RTE_RELATION => match catalog.table((*entry).relid) {
-            Some(_) if !(*entry).tablesample.is_null() => Err(SHAPE),
+            _ if !(*entry).tablesample.is_null() => Err(SHAPE),
             Some(_) => Ok(()),
+            None if reference::copied(catalog, entry, keyspace).is_some() => Ok(()),
             // The entries of a view that was expanded stay behind, for its privileges.
             None if (*entry).relkind as u8 == pg_sys::RELKIND_VIEW => Ok(()),
             None => Err(OTHER_TABLES),
