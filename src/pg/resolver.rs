@@ -20,6 +20,7 @@ use pgrx::prelude::*;
 
 use super::catalog::scan;
 use super::encoding;
+use super::remote::deadlock::Waiting;
 use super::remote::resolve;
 use super::settings::RESOLVE_INTERVAL;
 
@@ -44,6 +45,7 @@ struct Shared {
     databases: [AtomicU32; DATABASES],
     /// When a look at it was last called for; the last entry is that of all other databases.
     called: [AtomicI64; DATABASES + 1],
+    waiting: Waiting,
 }
 
 impl Shared {
@@ -75,6 +77,11 @@ fn now() -> i64 {
 /// A random number of the server's start, which a restart after a crash is too; `None`: the library is not preloaded.
 pub fn server_start() -> Option<u64> {
     shared().map(|shared| shared.start.load(Ordering::Relaxed)).filter(|start| *start != 0)
+}
+
+/// Where sessions wait; `None`: the library is not preloaded.
+pub fn waiting() -> Option<&'static Waiting> {
+    shared().map(|shared| &shared.waiting)
 }
 
 /// Notes that a transaction of this database begins to commit in two phases.

@@ -113,6 +113,9 @@ pub static CRASH_POINT: GucSetting<Option<CString>> = GucSetting::<Option<CStrin
 /// Seconds between two looks for transactions that were left prepared.
 pub static RESOLVE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(10);
 
+/// Milliseconds before a wait for a shard is looked at.
+pub static DEADLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(1000);
+
 fn init_commit() {
     GucRegistry::define_enum_guc(
         c"shardmap.multi_shard_commit",
@@ -132,6 +135,16 @@ fn init_commit() {
         3600,
         GucContext::Sighup,
         GucFlags::UNIT_S,
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.deadlock_timeout",
+        c"Sets the time to wait for a shard before checking for deadlocks over several shards.",
+        c"Of sessions that wait for each other in a circle one gets an error. 0 never checks.",
+        &DEADLOCK_TIMEOUT,
+        0,
+        i32::MAX,
+        GucContext::Suset,
+        GucFlags::UNIT_MS,
     );
     GucRegistry::define_string_guc(
         c"shardmap.crash_point",

@@ -71,7 +71,7 @@ def counted(conn, shard="shard-0"):
 def on_shard(cluster, number=0):
     """Sessions of coordinators on the shard, as the shard sees them."""
     return int(cluster.shard_psql(number, "SELECT count(*) FROM pg_stat_activity"
-                                          " WHERE datname = current_database() AND application_name = 'pg_shardmap'"))
+                                          " WHERE datname = current_database() AND starts_with(application_name, 'pg_shardmap ')"))
 
 
 def run(function):
@@ -261,7 +261,7 @@ def test_a_crash_gives_back(cluster, keys):
                                              ("SELECT shardmap.run_on_shards('SELECT count(*) FROM public.t')", SHARDS)])
 def test_width(cluster, width, at_work, statement, rows):
     """Tables are locked on all shards: who waits for them is at work."""
-    waiting = ("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pg_shardmap' AND wait_event_type = 'Lock'")
+    waiting = ("SELECT count(*) FROM pg_stat_activity WHERE starts_with(application_name, 'pg_shardmap ') AND wait_event_type = 'Lock'")
     with connect(cluster, max_fanout_width=width) as conn, contextlib.ExitStack() as locks, \
             psycopg.connect(cluster.shard_dsn(0), autocommit=True) as watch:
         for number in range(SHARDS):

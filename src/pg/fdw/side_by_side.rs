@@ -13,8 +13,8 @@ use pgrx::prelude::*;
 use super::lazy::{self, Node};
 use super::rows::Scan;
 use crate::pg::raw;
-use crate::pg::remote::failure::Result;
-use crate::pg::remote::guard;
+use crate::pg::remote::deadlock::wait_for_any;
+use crate::pg::remote::{guard, Result};
 use crate::pg::settings::fanout_width;
 
 /// # Safety
@@ -46,6 +46,7 @@ pub unsafe extern "C-unwind" fn foreign_async_configure_wait(request: *mut pg_sy
             return Ok(());
         }
         let append = (*request).requestor.cast::<pg_sys::AppendState>();
+        watch(append, request)?;
         if let Some(socket) = state(node).and_then(|scan| scan.portal().map(|portal| portal.link().socket())) {
             pg_sys::AddWaitEventToSet(
                 (*append).as_eventset,
@@ -64,6 +65,28 @@ pub unsafe extern "C-unwind" fn foreign_async_configure_wait(request: *mut pg_sy
 #[pg_guard]
 pub unsafe extern "C-unwind" fn foreign_async_notify(request: *mut pg_sys::AsyncRequest) {
     produce(request);
+}
+
+/// The executor is about to wait for as long as it takes, which is no place to look for deadlocks: so what is waited for is
+/// waited for here, by the last request of the node to be asked.
+unsafe fn watch(append: *mut pg_sys::AppendState, last: *mut pg_sys::AsyncRequest) -> Result<()> {
+    let requests = std::slice::from_raw_parts((*append).as_asyncrequests, (*append).as_nplans as usize);
+    let pending = || requests.iter().copied().filter(|request| !request.is_null() && (**request).callback_pending);
+    let waits = (*append).as_syncdone && (*append).as_nasyncresults == 0 && pending().all(|request| is_ours(request));
+    if !waits || pending().next_back() != Some(last) {
+        return Ok(());
+    }
+    let link = |request: *mut pg_sys::AsyncRequest| {
+        let portal = state((*request).requestee.cast())?.portal()?;
+        Some(Rc::clone(portal.link()))
+    };
+    wait_for_any(&pending().filter_map(link).collect::<Vec<_>>())
+}
+
+/// Tables of other wrappers may be scanned beside ours.
+unsafe fn is_ours(request: *mut pg_sys::AsyncRequest) -> bool {
+    let node = (*request).requestee.cast::<pg_sys::ForeignScanState>();
+    (*(*node).fdwroutine).ForeignAsyncRequest.is_some_and(|own| std::ptr::fn_addr_eq(own, OURS))
 }
 
 unsafe fn state<'a>(node: *mut pg_sys::ForeignScanState) -> Option<&'a mut Scan> {
@@ -118,11 +141,7 @@ const OURS: unsafe extern "C-unwind" fn(*mut pg_sys::AsyncRequest) = foreign_asy
 unsafe fn at_work(append: *mut pg_sys::AppendState) -> Rc<Cell<usize>> {
     for at in 0..(*append).as_nplans as usize {
         let other = *(*append).as_asyncrequests.add(at);
-        // Tables of other wrappers may be scanned beside ours.
-        let is_ours = |node: *mut pg_sys::ForeignScanState| {
-            (*(*node).fdwroutine).ForeignAsyncRequest.is_some_and(|own| std::ptr::fn_addr_eq(own, OURS))
-        };
-        if other.is_null() || !is_ours((*other).requestee.cast()) {
+        if other.is_null() || !is_ours(other) {
             continue;
         }
         if let Some(Turn(count)) = state((*other).requestee.cast()).and_then(|scan| scan.turn.as_ref()) {

@@ -133,7 +133,8 @@ pub fn end(link: &Link) {
 
 fn commit_one(link: &Link) -> Result<()> {
     let server = &link.target.server;
-    match link.run(b"COMMIT", &mut Patience::commit(COMMIT_GRACE)) {
+    let mut patience = Patience::commit(COMMIT_GRACE);
+    match link.run(b"COMMIT", &mut patience).map_err(|failure| patience.explain(failure)) {
         Ok(answer) if answer.tag == "COMMIT" => Ok(()),
         // The shard's transaction had failed: COMMIT is taken as ROLLBACK.
         Ok(_) => Err(Failure::new(

@@ -248,6 +248,14 @@ pub unsafe fn guard<T: Copy>(body: impl FnOnce() -> Result<T>) -> T {
     }
 }
 
+/// Raises the failure at a point where Postgres might raise an error of its own, such as a cancel.
+pub fn raise(failure: Failure) -> ! {
+    let report = Report::from(failure);
+    // SAFETY: the boundary turns the jump into a panic; the closure owns nothing.
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| ereport(PgLogLevel::ERROR, &report)) };
+    unreachable!("a report at ERROR does not return")
+}
+
 /// Warns the client. Raises no error.
 pub fn warn(failure: Failure) {
     let told = std::panic::catch_unwind(|| {

@@ -18,6 +18,7 @@ use pgrx::PgSqlErrorCode;
 use super::admit;
 use super::answer::Answer;
 use super::carried::{self, Carried, Needs};
+use super::deadlock::Watch;
 use super::failure::{pass_on, Failure, Result};
 use super::libpq::{Conn, Notice};
 use super::occupant::Occupant;
@@ -223,8 +224,9 @@ impl Link {
 
     /// Waits until at most `limit` bytes have not left.
     pub fn drain_output(&self, limit: usize) -> Result<()> {
+        let mut watch = Watch::default();
         while !self.wire.flush().map_err(|error| self.lost(&error.to_string()))? && self.wire.unsent() > limit {
-            self.wait(Interest::ReadOrWrite, &mut Patience::Interruptible)?;
+            self.wait(Interest::ReadOrWrite, &mut Patience::Interruptible, &mut watch)?;
             // A shard that does not read may be waiting for us to do so.
             if self.wire.fill() == Fill::End {
                 return Err(self.lost(""));
@@ -235,11 +237,13 @@ impl Link {
 
     /// The next message that answers us: its kind, and its content in `body`. Notices and the like are kept aside.
     pub fn receive(&self, body: &mut Vec<u8>, patience: &mut Patience) -> Result<u8> {
+        let mut watch = Watch::default();
         loop {
             if let Some(kind) = self.try_receive(body)? {
                 return Ok(kind);
             }
-            self.wait(if self.wire.unsent() == 0 { Interest::Read } else { Interest::ReadOrWrite }, patience)?;
+            let interest = if self.wire.unsent() == 0 { Interest::Read } else { Interest::ReadOrWrite };
+            self.wait(interest, patience, &mut watch)?;
         }
     }
 
@@ -330,15 +334,19 @@ impl Link {
     }
 
     /// Waits until the socket is ready or something else is to be looked at.
-    fn wait(&self, interest: Interest, patience: &mut Patience) -> Result<()> {
+    fn wait(&self, interest: Interest, patience: &mut Patience, watch: &mut Watch) -> Result<()> {
         match patience.check() {
             Ok(false) => {}
             Ok(true) => self.conn().start_cancel().wait(CANCEL_LIMIT),
             Err(()) => return Err(self.lost("The shard did not answer in time.")),
         }
-        let woken = self.wire.wait(interest, patience.limit());
+        let look = if matches!(patience, Patience::Until(_)) { None } else { Some(watch.limit()) };
+        let woken = self.wire.wait(interest, patience.limit().into_iter().chain(look).min());
         if woken == Woken::Latch && !matches!(patience, Patience::Commit { .. }) {
             pgrx::check_for_interrupts!();
+        }
+        if look.is_some() && woken != Woken::Socket && watch.is_due() {
+            watch.look(&[self]).into_iter().for_each(|failure| patience.give_up(failure));
         }
         Ok(())
     }

@@ -8,7 +8,7 @@
 //! From the bottom up: [`libpq`] (the only one with C's view of it), `wait`, [`failure`] (errors as values, and
 //! [`guard`]), `target` (server and mapping as options), `dial` and `link` (one connection), `portal` and `stream` (what is
 //! on it: rows that come, rows that go), `transaction` (BEGIN to COMMIT), `commit`, `two_phase`, `resolve` (of several
-//! shards), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `scatter` (one statement on
+//! shards), `deadlock` (waits in a circle), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `scatter` (one statement on
 //! many shards, each in a session of its own), `json`. The SQL functions are in `functions::remote`.
 
 mod admit;
@@ -18,6 +18,7 @@ mod cleanup;
 mod commit;
 mod copy;
 mod crash;
+pub mod deadlock;
 mod dial;
 pub mod failure;
 mod idle;

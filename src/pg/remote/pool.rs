@@ -86,6 +86,12 @@ pub fn active() -> Vec<Rc<Link>> {
     POOL.with(|pool| pool.links.borrow().iter().filter(|link| link.is_active()).cloned().collect())
 }
 
+/// The shards' processes behind all links.
+pub fn processes() -> Vec<(String, i32)> {
+    let process = |link: &Rc<Link>| (link.target.server.clone(), link.conn().backend_pid());
+    POOL.with(|pool| pool.links.borrow().iter().map(process).collect())
+}
+
 /// Drops the rows that were to be sent, of statements at this nesting level and above.
 pub fn forget_unsent(level: i32) {
     let links = POOL.with(|pool| pool.links.borrow().clone());

@@ -288,7 +288,7 @@ impl Portal {
             let failure = self.failure.borrow().clone();
             let received = self.link.receive_or(row, patience, &failure);
             let kind = received.map_err(|lost| if self.request.commits { self.unknown(lost) } else { lost })?;
-            if self.take(kind, row)? {
+            if self.take(kind, row).map_err(|failure| patience.explain(failure))? {
                 busy.hand_over();
                 return Ok(true);
             }

@@ -111,7 +111,7 @@ fn is_finished(record: &Record, shards: &[Shard]) -> bool {
 }
 
 /// The shards: every server of our wrapper that is not a replica, where nothing can be finished.
-fn servers() -> Vec<(pg_sys::Oid, String)> {
+pub(super) fn servers() -> Vec<(pg_sys::Oid, String)> {
     // SAFETY: a system cache look-up.
     let wrapper = unsafe { pg_sys::get_foreign_data_wrapper_oid(c"shardmap_fdw".as_ptr(), true) };
     let mut servers = Vec::new();

@@ -12,6 +12,7 @@ use pgrx::pg_sys;
 use pgrx::{PgList, PgSqlErrorCode};
 
 use super::carried;
+use super::deadlock;
 use super::failure::{Failure, Result};
 use super::libpq;
 use super::pooler::{self, Pooler};
@@ -140,9 +141,12 @@ impl Target {
         let is_set = |name: &CStr| self.options.iter().any(|(own, _)| own.as_bytes() == name.to_bytes());
         let defaults = DEFAULTS.iter().filter(|(name, _)| !is_set(name));
         let mut parameters: Vec<_> = defaults.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let mut given = "pg_shardmap".into();
         for (name, value) in &self.options {
             if name == "options" {
                 settings.push_str(&value.to_string_lossy());
+            } else if name == "application_name" {
+                given = value.to_string_lossy();
             } else if let Ok(name) = CString::new(name.as_str()) {
                 parameters.push((name, value.clone()));
             }
@@ -154,7 +158,8 @@ impl Target {
         if !settings.is_empty() {
             parameters.push((c"options".to_owned(), CString::new(settings).unwrap_or_default()));
         }
-        parameters.push((c"fallback_application_name".to_owned(), c"pg_shardmap".to_owned()));
+        let name = deadlock::own_session().application_name(&given);
+        parameters.push((c"application_name".to_owned(), CString::new(name).unwrap_or_default()));
         // SAFETY: a static string of the server.
         let encoding = unsafe { CStr::from_ptr(pg_sys::GetDatabaseEncodingName()) };
         parameters.push((c"client_encoding".to_owned(), encoding.to_owned()));

@@ -8,7 +8,9 @@ use std::ffi::{c_int, c_long};
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use pgrx::pg_sys;
+use pgrx::{pg_sys, PgSqlErrorCode};
+
+use super::failure::{raise, Failure};
 
 /// What a socket is watched for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,14 +147,33 @@ pub enum Patience {
     /// At once, by an error.
     Interruptible,
     /// A commit is under way, and its outcome is worth waiting for: the wait goes on for this long after the cancel.
-    Commit { grace: Duration, since: Option<Instant>, told: Option<Instant> },
+    /// `stop`: why to give up, if not for a cancel.
+    Commit { grace: Duration, since: Option<Instant>, told: Option<Instant>, stop: Option<Failure> },
     /// At once, and the wait ends then at the latest.
     Until(Instant),
 }
 
 impl Patience {
     pub fn commit(grace: Duration) -> Self {
-        Self::Commit { grace, since: None, told: None }
+        Self::Commit { grace, since: None, told: None, stop: None }
+    }
+
+    /// The wait is to end for a reason of our own, as it would for a cancel.
+    pub fn give_up(&mut self, failure: Failure) {
+        match self {
+            Self::Commit { stop, .. } => *stop = Some(failure),
+            _ => raise(failure),
+        }
+    }
+
+    /// The failure of what was waited for: if it is that of our cancel, the reason for that.
+    pub fn explain(&self, failure: Failure) -> Failure {
+        match self {
+            Self::Commit { stop: Some(stop), .. } if failure.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED.into() => {
+                stop.clone()
+            }
+            _ => failure,
+        }
     }
 
     /// Acts on what may have happened while waiting. `Ok(true)`: pass the cancel on to the shard. `Err`: no more patience.
@@ -167,7 +188,9 @@ impl Patience {
                 (Instant::now() < *deadline).then_some(false).ok_or(())
             }
             Self::Commit { grace, since: Some(since), .. } if since.elapsed() >= *grace => Err(()),
-            Self::Commit { since, told, .. } if interrupted() && told.is_none_or(|told| told.elapsed() >= AGAIN) => {
+            Self::Commit { since, told, stop, .. }
+                if (interrupted() || stop.is_some()) && told.is_none_or(|told| told.elapsed() >= AGAIN) =>
+            {
                 *told = Some(Instant::now());
                 since.get_or_insert_with(Instant::now);
                 Ok(true)

@@ -29,7 +29,7 @@ class Place:
             while True:
                 running = conn.execute(
                     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
-                    " AND application_name = 'pg_shardmap' AND query LIKE %s", (like,)).fetchone()[0]
+                    " AND application_name LIKE 'pg_shardmap %%' AND query LIKE %s", (like,)).fetchone()[0]
                 if running == count:
                     return
                 assert time.monotonic() < deadline, f"{running} queries run on the shard, not {count}"

@@ -173,6 +173,12 @@ impl Conn {
         unsafe { (pq().PQsocket)(self.raw.get()) }
     }
 
+    /// The shard's process, or what a pooler says it is; 0 if the connection is closed.
+    pub fn backend_pid(&self) -> c_int {
+        // SAFETY: see poll_connect.
+        unsafe { (pq().PQbackendPID)(self.raw.get()) }
+    }
+
     pub fn error_message(&self) -> String {
         // SAFETY: see poll_connect; the text is copied before the next call.
         unsafe { owned((pq().PQerrorMessage)(self.raw.get())) }.unwrap_or_default().trim_end().to_owned()

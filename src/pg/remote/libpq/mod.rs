@@ -77,6 +77,7 @@ functions! {
     PQstatus(*const PGconn) -> c_int;
     PQtransactionStatus(*const PGconn) -> c_int;
     PQsocket(*const PGconn) -> c_int;
+    PQbackendPID(*const PGconn) -> c_int;
     PQerrorMessage(*const PGconn) -> *const c_char;
     PQsetErrorVerbosity(*mut PGconn, c_int) -> c_int;
     PQsetnonblocking(*mut PGconn, c_int) -> c_int;
