@@ -11,8 +11,14 @@ use std::time::Duration;
 use super::position::{holds, Fork, Holds, Position};
 use super::token::{Mark, System};
 
-/// An observation older than this says nothing about lag any more, and nothing about who is the primary.
+/// How long an observation says something about lag, and about who is the primary, at least.
 pub const OBSERVATIONS_HOLD: Duration = Duration::from_secs(10);
+
+/// How long observations hold that are made once in `interval`: until three are missing.
+#[must_use]
+pub fn observations_hold(interval: Duration) -> Duration {
+    OBSERVATIONS_HOLD.max(interval * 3)
+}
 /// Round trips that differ by less are equal.
 const NEAR: Duration = Duration::from_micros(200);
 
@@ -82,6 +88,8 @@ pub struct Candidate<'a> {
 pub struct Want<'a> {
     /// Which servers.
     pub preference: Preference,
+    /// How old an observation may be; see [`observations_hold`].
+    pub heard_within: Duration,
     /// How far behind at most; `None`: no matter.
     pub max_lag: Option<Duration>,
     /// What it must not read behind.
@@ -261,7 +269,7 @@ fn judge(candidate: &Candidate<'_>, want: &Want<'_>, forks: &[Fork]) -> Result<V
         Admission::WithoutToken => check(want.token.is_none(), Why::Out)?,
         Admission::None => return Err(Why::Out),
     }
-    let heard = candidate.heard.filter(|heard| heard.age <= OBSERVATIONS_HOLD).ok_or(Why::Unknown)?;
+    let heard = candidate.heard.filter(|heard| heard.age <= want.heard_within).ok_or(Why::Unknown)?;
     check(heard.in_recovery, Why::Invalid)?;
     if let Some(most) = want.max_lag {
         // It may have stood still since.

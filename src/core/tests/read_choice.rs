@@ -9,7 +9,8 @@ use std::time::Duration;
 use common::random::Random;
 use proptest::prelude::*;
 use shardmap_core::reads::choice::{
-    choose, Admission, Candidate, Decision, Heard, Preference, Reason, Verdict, Want, Why, OBSERVATIONS_HOLD,
+    choose, observations_hold, Admission, Candidate, Decision, Heard, Preference, Reason, Verdict, Want, Why,
+    OBSERVATIONS_HOLD,
 };
 use shardmap_core::reads::position::{Fork, Lsn, Position, Timeline};
 use shardmap_core::reads::token::{Mark, System};
@@ -42,6 +43,7 @@ fn replica(server: u32, heard: Heard) -> Candidate<'static> {
 
 const WANT: Want<'static> = Want {
     preference: Preference::PreferReplica,
+    heard_within: OBSERVATIONS_HOLD,
     max_lag: None,
     token: None,
     last: None,
@@ -88,6 +90,15 @@ fn what_is_not_known_serves_nothing() {
     assert_eq!(decision.server, Some(PRIMARY));
     let verdicts = [1, 2, 3].map(|server| why(&decision, server));
     assert_eq!(verdicts, [Why::Unknown, Why::Invalid, Why::Unknown].map(Verdict::Not));
+}
+
+#[test]
+fn observations_hold_until_three_are_missing() {
+    assert_eq!(observations_hold(MS), OBSERVATIONS_HOLD);
+    assert_eq!(observations_hold(60_000 * MS), 180_000 * MS);
+    let old = Heard { age: 170_000 * MS, ..heard(at(1, 100), MS) };
+    let servers = [primary(at(1, 100)), replica(1, old)];
+    assert_eq!(of(&servers, Want { heard_within: 180_000 * MS, ..WANT }).server, Some(1));
 }
 
 #[test]
@@ -221,6 +232,7 @@ fn wants() -> impl Strategy<Value = Want<'static>> {
     (preference, proptest::option::of(0..4000_u64), wanted, option(), any::<bool>()).prop_map(
         |(preference, max_lag, wanted, last, may_ask)| Want {
             preference,
+            heard_within: OBSERVATIONS_HOLD,
             max_lag: max_lag.map(Duration::from_millis),
             token: wanted.and_then(|(timeline, lsn)| token(timeline, lsn)),
             last,

@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::random::Random;
-use shardmap_core::reads::choice::{choose, Admission, Candidate, Heard, Preference, Want};
+use shardmap_core::reads::choice::{choose, Admission, Candidate, Heard, Preference, Want, OBSERVATIONS_HOLD};
 use shardmap_core::reads::position::{Lsn, Position, Timeline};
 use shardmap_core::reads::token::{Mark, System};
 
@@ -87,6 +87,7 @@ impl World {
         let token = with_token.then(|| Mark { system: System(7), position: at(seen) });
         let want = Want {
             preference: Preference::PreferReplica,
+            heard_within: OBSERVATIONS_HOLD,
             max_lag: None,
             token,
             last: None,

@@ -27,6 +27,7 @@ use crate::pg::catalog::Partition;
 use crate::pg::flag;
 use crate::pg::keys::KeyType;
 use crate::pg::raw;
+use crate::pg::reads::fence;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::guard;
 
@@ -150,6 +151,9 @@ unsafe fn begin<'a>(node: *mut pg_sys::ForeignScanState) -> Result<&'a mut Node>
     let reads = (*plan).operation == pg_sys::CmdType::CMD_SELECT;
     let user = users::of_scan(node, plan);
     users::admit((*plan).fs_server, user, !reads);
+    if !reads {
+        fence::check((*plan).fs_server, user)?;
+    }
     match reads {
         true => order::check_scan(node, plan),
         // A modification that joins has no relation of its own to scan.
@@ -290,6 +294,7 @@ unsafe fn begin_write(
     let user = users::of_result(result, estate);
     flag::count_shard(estate, server);
     users::admit(server, user, true);
+    fence::check(server, user)?;
     order::note_write(estate, (*(*result).ri_RelationDesc).rd_id);
     let before = pg_sys::MemoryContextSwitchTo((*estate).es_query_cxt);
     let write = Write::begin(result, server, user, plan, ctid)?;

@@ -22,7 +22,7 @@ const QUESTION: &str = "SELECT r.r, CASE WHEN r.r THEN pg_catalog.pg_last_wal_re
       ELSE pg_catalog.pg_current_wal_insert_lsn() END, \
     CASE WHEN r.r THEN greatest((SELECT timeline_id FROM pg_catalog.pg_control_checkpoint()), \
         (SELECT min_recovery_end_timeline FROM pg_catalog.pg_control_recovery())) \
-      ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8))\
+      ELSE ('x' OPERATOR(pg_catalog.||) pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8))\
         ::pg_catalog.bit(32)::pg_catalog.int4 END, \
     (SELECT system_identifier FROM pg_catalog.pg_control_system()) \
     FROM (SELECT pg_catalog.pg_is_in_recovery()) r(r)";

@@ -2,12 +2,14 @@
 //!
 //! [`settings`] say what is wanted; [`session`] what must not be missed; [`servers`] what is known of the servers; [`ask`]
 //! asks them; [`route`] puts it together for a statement, by the rules of `shardmap_core::reads`. [`reader`] is the one
-//! that a scan or a routed statement uses: a connection that moves on to another server if its replica is lost.
+//! that a scan or a routed statement uses: a connection that moves on to another server if its replica is lost. [`fence`]
+//! keeps writes from former primaries.
 //! What always holds: with `shardmap.read_preference = primary` nothing here costs more than a look at it; a transaction
 //! that has written, here or on a shard, reads from primaries only.
 
 pub mod ask;
 pub mod explain;
+pub mod fence;
 pub mod functions;
 pub mod reader;
 pub mod route;

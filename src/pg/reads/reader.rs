@@ -2,7 +2,7 @@
 //!
 //! What always holds: it moves once, before a row has come back, and never under REPEATABLE READ after the transaction
 //! has read from the shard; a primary is never moved away from. What a replica alone refuses (it replays what the statement
-//! needs, it is shutting down, the statement writes after all) counts as a loss.
+//! needs, it is shutting down, the statement writes after all, a new column has not come there yet) counts as a loss.
 
 use pgrx::pg_sys::{self, Oid};
 
@@ -22,9 +22,16 @@ pub struct Reader {
     may_move: bool,
 }
 
-/// SQLSTATEs of a replica that say nothing about the statement: a conflict with its replay, a deadlock with that, a
-/// transaction or function that would write there, and a server that starts, stops or has no room.
-const REPLICA_ALONE: [&str; 8] = ["40001", "40P01", "25006", "57P01", "57P02", "57P03", "53300", "0A000"];
+/// SQLSTATEs of a replica that say nothing about the statement: a conflict with its replay, a deadlock with that, and a
+/// server that starts, stops or has no room.
+const REPLICA_ALONE: [&str; 6] = ["40001", "40P01", "57P01", "57P02", "57P03", "53300"];
+
+/// Whether the primary may know better, and no other replica: the statement would write after all, or names what has not
+/// come to the replica yet.
+fn is_for_primary(failure: &Failure) -> bool {
+    let code = failure.code.text();
+    code == "25006" || code == "0A000" || code.starts_with("42") || code == "3F000"
+}
 
 impl Reader {
     /// Connects to the server that is to answer. `may_use_replica`: the statement only reads, and locks nothing.
@@ -48,13 +55,13 @@ impl Reader {
 
     fn of_primary(shard: Oid, user: Oid, reason: &'static str) -> Result<Self> {
         let connection = Connection::open_server(shard, user)?;
-        session::note_read(shard, shard, 0);
+        session::note_read(shard, shard, &connection);
         Ok(Self { shard, user, connection, server: shard, reason, may_move: false })
     }
 
     fn pick(shard: Oid, user: Oid, may_move: bool) -> Result<Self> {
         let Chosen { server, connection, reason, .. } = route::pick(shard, user, &Demand::of_settings()?)?;
-        session::note_read(shard, server, connection.link().number);
+        session::note_read(shard, server, &connection);
         Ok(Self { shard, user, connection, server, reason, may_move })
     }
 
@@ -73,15 +80,15 @@ impl Reader {
     /// `failure`, if there is nowhere else to go.
     pub fn move_on(&mut self, failure: Failure) -> Result<()> {
         let link = self.connection.link();
-        let is_alone = REPLICA_ALONE.iter().any(|code| SqlState::parse(code) == failure.code);
+        let is_for_primary = is_for_primary(&failure);
+        let is_alone = is_for_primary || REPLICA_ALONE.iter().any(|code| SqlState::parse(code) == failure.code);
         if !self.is_replica() || !self.may_move || (link.is_open() && !is_alone) {
             return Err(failure);
         }
         give_up(link);
         session::unpin(self.shard);
-        let writes = failure.code == SqlState::parse("25006");
-        *self = match writes {
-            true => Self::of_primary(self.shard, self.user, "the statement writes")?,
+        *self = match is_for_primary {
+            true => Self::of_primary(self.shard, self.user, "the replica could not run it")?,
             false => {
                 servers::note_lost(self.server);
                 Self::pick(self.shard, self.user, false)?

@@ -13,7 +13,7 @@ use shardmap_core::reads::choice::{choose, Decision, Preference, Verdict, Want, 
 use shardmap_core::reads::position::{Position, Timeline};
 use shardmap_core::reads::token::{Mark, ReadToken, ShardPrint};
 
-use super::session::{self, Note, Track};
+use super::session::{self, Note, Track, PRIMARY};
 use super::settings::{self, Consistency, CONSISTENCY, READ_PREFERENCE, STICKY_READS};
 use super::{ask, servers};
 use crate::pg::fdw::scan::server_name;
@@ -153,6 +153,7 @@ pub fn decide(shard: Oid, demand: &Demand) -> Decision {
     let last = session::pinned(shard).or(past.last.filter(|_| STICKY_READS.get()));
     let want = Want {
         preference: demand.preference,
+        heard_within: servers::heard_within(),
         max_lag: demand.max_lag,
         token: needed(shard, demand),
         last: last.map(Oid::to_u32),
@@ -192,9 +193,8 @@ fn is_left_behind(shard: Oid, decision: &Decision) -> bool {
 
 /// Whether something was written or seen of which only the server is known, another one than the chosen one.
 fn is_to_be_resolved(shard: Oid, chosen: &Chosen) -> bool {
-    let own = Note { server: chosen.server, link: chosen.connection.link().number };
     let past = session::past(shard);
-    past.seen.pending.iter().any(|note| *note != own) || !past.written.pending.is_empty()
+    past.seen.pending.iter().any(|note| !note.is_on(&chosen.connection)) || !past.written.pending.is_empty()
 }
 
 /// Waits for the replica decided on if it is to be asked.
@@ -227,9 +227,11 @@ fn settle(shard: Oid, user: Oid, demand: &Demand, decision: Decision, mut chosen
 }
 
 /// Whether the connection was made after the server was last heard of: it may have been restarted since, and be behind what
-/// it had replayed then.
+/// it had replayed then. A pooler would not let us know.
 fn is_new(chosen: &Chosen) -> bool {
-    servers::heard(chosen.server).is_none_or(|heard| chosen.connection.link().made_at.elapsed() <= heard.age)
+    let is_pooled = !chosen.connection.link().target.pooler.keeps_session();
+    is_pooled
+        || servers::heard(chosen.server).is_none_or(|heard| chosen.connection.link().made_at.elapsed() <= heard.age)
 }
 
 /// What a server has to show before it is trusted, if anything depends on how far it is.
@@ -320,7 +322,7 @@ pub fn resolve(shards: &[Oid], user: Oid, which: &[Which]) -> Result<()> {
         let mut past = session::past(*shard);
         for which in which {
             for note in &which.of(&mut past).pending {
-                let note = if can_tell(*shard, user, *note) { *note } else { Note { server: *shard, link: 0 } };
+                let note = if can_tell(*shard, user, *note) { *note } else { Note { server: *shard, link: PRIMARY } };
                 if !wanted.contains(&(*shard, note)) {
                     wanted.push((*shard, note));
                 }
@@ -355,7 +357,7 @@ pub fn resolve(shards: &[Oid], user: Oid, which: &[Which]) -> Result<()> {
 
 /// Whether the server of a note still stands for it: the primary, or the same connection to a replica.
 fn can_tell(shard: Oid, user: Oid, note: Note) -> bool {
-    note.server == shard || ask::open(note.server, user, true).is_ok_and(|server| server.link().number == note.link)
+    note.server == shard || ask::open(note.server, user, true).is_ok_and(|connection| note.is_on(&connection))
 }
 
 /// For EXPLAIN: the server that a statement would use now, as far as is known without asking, and why.

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use pgrx::pg_sys::{self, Oid};
-use shardmap_core::reads::choice::{Admission, Candidate, Heard};
+use shardmap_core::reads::choice::{observations_hold, Admission, Candidate, Heard};
 use shardmap_core::reads::position::Position;
 use shardmap_core::reads::token::System;
 use shardmap_core::replica::{Moment, Observation, Rotation, Standing};
@@ -74,6 +74,11 @@ impl Server {
     }
 }
 
+/// How old an observation may be.
+pub fn heard_within() -> Duration {
+    observations_hold(Duration::ZERO)
+}
+
 /// The shard's servers, its primary first.
 pub fn of(shard: Oid) -> Vec<Server> {
     let primary = Server {
@@ -103,6 +108,12 @@ pub fn of(shard: Oid) -> Vec<Server> {
         }
     };
     std::iter::once(primary).chain(replicas(shard).iter().map(replica)).collect()
+}
+
+/// The shard's replicas, promoted ones too, of which anything is known.
+pub fn replicas_heard(shard: Oid) -> Vec<(Oid, Heard)> {
+    let replicas = replicas(shard);
+    replicas.iter().filter_map(|replica| Some((replica.server, heard(replica.server)?))).collect()
 }
 
 /// The newest that is known of a server.

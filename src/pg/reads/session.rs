@@ -13,12 +13,36 @@ use std::time::Instant;
 use pgrx::pg_sys::Oid;
 use shardmap_core::reads::token::{Mark, ReadToken, ShardPrint};
 
+use crate::pg::remote::Connection;
+
 /// A server whose present position stands for what was written or seen there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Note {
     pub server: Oid,
-    /// The number of the connection, on a replica; 0: the primary, which a restart does not set back.
+    /// The connection, on a replica; [`PRIMARY`]: the primary, which a restart does not set back.
     pub link: u64,
+}
+
+pub const PRIMARY: u64 = 0;
+/// A connection through a pooler, which would hide that its server was restarted.
+const POOLED: u64 = u64::MAX;
+
+impl Note {
+    /// Of what is read on this connection.
+    pub fn of(shard: Oid, server: Oid, connection: &Connection) -> Self {
+        let link = connection.link();
+        let link = match server == shard {
+            true => PRIMARY,
+            false if link.target.pooler.keeps_session() => link.number,
+            false => POOLED,
+        };
+        Self { server, link }
+    }
+
+    /// Whether it is about this connection, and where that is now stands for it.
+    pub fn is_on(&self, connection: &Connection) -> bool {
+        self.link == connection.link().number
+    }
 }
 
 /// What is known of a shard's log: a position, and notes for the rest.
@@ -61,15 +85,15 @@ thread_local! {
 /// Notes that the session writes on a shard, just before that may be committed.
 pub fn note_write(shard: Oid) {
     with(shard, |past| {
-        past.written.note(Note { server: shard, link: 0 });
+        past.written.note(Note { server: shard, link: PRIMARY });
         past.wrote_at = Some(Instant::now());
     });
 }
 
 /// Notes that `server` answers a read of a shard, on this connection.
-pub fn note_read(shard: Oid, server: Oid, link: u64) {
+pub fn note_read(shard: Oid, server: Oid, connection: &Connection) {
     with(shard, |past| {
-        past.seen.note(Note { server, link: if server == shard { 0 } else { link } });
+        past.seen.note(Note::of(shard, server, connection));
         past.last = Some(server);
     });
     PINS.with_borrow_mut(|pins| pins.insert(shard, server));

@@ -21,7 +21,7 @@ use crate::pg::keys::KeyType;
 use crate::pg::query::tree::items;
 use crate::pg::raw;
 use crate::pg::reads::reader::Reader;
-use crate::pg::reads::session;
+use crate::pg::reads::{fence, session};
 use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::guard;
@@ -118,6 +118,9 @@ unsafe extern "C-unwind" fn begin(node: *mut pg_sys::CustomScanState, estate: *m
         stats::count_step(stats::Step::Routed);
         stats::count_shard(&table.keyspace.name, shard.0);
         users::admit(server, user, writes);
+        if writes {
+            fence::check(server, user)?;
+        }
         let desc = (*(*node).ss.ss_ScanTupleSlot).tts_tupleDescriptor;
         let all: Vec<i16> = (1..=(*desc).natts as i16).collect();
         let rows = Rows::new(desc, &all, &types(desc));
