@@ -284,7 +284,9 @@ def test_width_of_two_fan_outs_in_one_statement(cluster):
 
 def test_an_idle_client_keeps_no_connection(cluster, keys):
     read = f"SELECT v FROM t WHERE k = {keys['shard-0']}"
-    with connect(cluster, idle_timeout="300ms") as conn:
+    with connect(cluster) as conn:
+        assert conn.execute(read).fetchone() == (keys["shard-0"],)
+        conn.execute("SET shardmap.idle_timeout = '300ms'")
         for _ in range(2):
             assert conn.execute(read).fetchone() == (keys["shard-0"],)
             assert on_shard(cluster) == 1

@@ -27,18 +27,25 @@ unsafe extern "C-unwind" {
 
 thread_local! {
     static TIMER: Cell<Option<c_int>> = const { Cell::new(None) };
+    /// The settings by which it was set.
+    static SET_FOR: Cell<(i32, i32)> = const { Cell::new((0, 0)) };
 }
 
 /// The session has come to rest: sees to it that it is looked at in time.
 pub fn arm() {
+    let settings = (IDLE_TIMEOUT.get(), MAX_CONNECTIONS_PER_SHARD.get());
+    // SAFETY: registered before; an error that stopped all timers is noticed.
+    let is_set = TIMER.get().is_some_and(|timer| unsafe { get_timeout_active(timer) });
+    if is_set && SET_FOR.get() == settings {
+        return;
+    }
+    SET_FOR.set(settings);
     let Some(delay) = delay() else { return };
-    // SAFETY: registered once, in a process that has its timers set up; an error that disabled all is noticed.
+    // SAFETY: registered once, in a process that has its timers set up; setting it anew replaces the earlier time.
     unsafe {
         let timer = TIMER.get().unwrap_or_else(|| RegisterTimeout(ANY_FREE, on_timer));
         TIMER.set(Some(timer));
-        if !get_timeout_active(timer) {
-            enable_timeout_after(timer, delay);
-        }
+        enable_timeout_after(timer, delay);
     }
 }
 
