@@ -444,3 +444,32 @@ def test_memory_stays_flat(db, conn):
     before = peak()
     conn.execute("INSERT INTO t SELECT i, 2, repeat('x', 400) FROM generate_series(1, 200000) i")
     assert peak() < before + 40_000
+
+
+@pytest.mark.parametrize("by_us", [True, False], ids=("by this transaction", "by another, after a rollback to a savepoint"))
+def test_a_table_that_is_altered_between_two_inserts(db, conn, by_us):
+    """What was found out for the first INSERT of a transaction does not hold for the second."""
+    many = "INSERT INTO altered SELECT 7, i FROM generate_series({}, {}) i"
+    conn.execute("CREATE TABLE altered (k int, id int, PRIMARY KEY (k, id)); SELECT shardmap.distribute_table('altered', 'k')")
+    shard = f"shard-{db.owner('7', 'int')}"
+    widen = "ALTER TABLE public.altered ALTER id TYPE bigint"
+    try:
+        conn.execute("BEGIN")
+        conn.execute("SELECT FROM t WHERE k = 7")
+        conn.execute("SAVEPOINT s")
+        conn.execute(many.format(1, 100))
+        if by_us:
+            conn.execute("SELECT shardmap.remote_execute(%s, %s)", (shard, widen))
+        else:
+            conn.execute("ROLLBACK TO s")
+            with db.shard(db.owner("7", "int")) as direct:
+                direct.execute(widen)
+        conn.execute(many.format(101, 200))
+        conn.execute(many.format(201, 300))
+        conn.execute("COMMIT")
+        with db.shard(db.owner("7", "int")) as direct:
+            first = 1 if by_us else 101
+            assert direct.execute("SELECT id FROM altered ORDER BY id").fetchall() == [(i,) for i in range(first, 301)]
+    finally:
+        conn.execute("ROLLBACK")
+        conn.execute("DROP TABLE altered")

@@ -20,6 +20,8 @@ SELECT shardmap.distribute_table('item', 'k'), shardmap.distribute_table('note',
 
 SELECT = "SELECT v FROM item WHERE k = %(k)s"
 UPDATE = "UPDATE item SET v = v + 1 WHERE k = %(k)s"
+MANY = ["INSERT INTO note SELECT %(k)s::bigint, 1000 * %(id)s::bigint + i FROM generate_series({}, {}) i".format(low, low + 99)
+        for low in (1, 101, 201)]
 KINDS = {
     "select": ([SELECT], 1),
     "join": (["SELECT v, id FROM item JOIN note USING (k) WHERE k = %(k)s"], 1),
@@ -63,3 +65,14 @@ def test_round_trips(proxy, keys, conn, kind, prepared):
     with proxy.counting() as count:
         execute()
     assert count.round_trips == expected, count.trace
+
+
+def test_a_table_is_asked_about_once_a_transaction(proxy, keys, conn):
+    """What COPY takes is described before the first one. (Round trips of a COPY cannot be counted: it sends on meanwhile.)"""
+    for statements in (MANY[:1], ["BEGIN", *MANY, "COMMIT"]):
+        key = next(keys)
+        with proxy.counting() as count:
+            for sql in statements:
+                conn.execute(sql, key if "%" in sql else None)
+        described = sum(kinds.count("D") for direction, kinds in count.trace if direction == ">")
+        assert described == 1, count.trace

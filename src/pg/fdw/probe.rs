@@ -5,31 +5,27 @@ use pgrx::pg_sys;
 use super::insert::remote_table;
 use super::write::Write;
 use crate::pg::remote::failure::Result;
-use crate::pg::remote::transaction;
+use crate::pg::remote::transaction::{self, Found};
 use crate::pg::remote::wait::Patience;
 use crate::pg::remote::wire::decode;
 use crate::pg::remote::wire::encode::Batch;
-
-/// What was found.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Found {
-    /// COPY writes what INSERT would.
-    pub takes_copy: bool,
-    /// Every column has the type of ours, as far as that has the same name everywhere.
-    pub has_our_types: bool,
-}
 
 /// Whether COPY can write a table: it takes no notice of rules, and refuses views and row security.
 const TAKES_COPY: &[u8] = b"SELECT c.relkind IN ('r', 'p') AND NOT c.relhasrules \
     AND NOT pg_catalog.row_security_active(c.oid) FROM pg_catalog.pg_class c WHERE c.oid = ";
 
-/// Asks the shard about the table that `write` inserts into, within its transaction as at `level`. The types hold until
-/// that ends, for the shard takes the lock of an INSERT when it reads the statement.
+/// Asks the shard about the table that `write` inserts into, within its transaction as at `level`, unless that was asked
+/// before. What was found holds until the transaction ends or is rolled back, for the shard takes the lock of an INSERT when
+/// it reads the statement; or until somebody sends something of his own to the shard, which may be DDL.
 ///
 /// # Safety
 /// `relation` must be the open target of `write`.
 pub unsafe fn ask(write: &Write, relation: pg_sys::Relation, level: i32) -> Result<Found> {
     let link = write.connection().link();
+    let key = (write.sql().into(), write.types().into());
+    if let Some(found) = link.remote.tables.borrow().get(&key).filter(|_| link.in_transaction() && link.is_open()) {
+        return Ok(*found);
+    }
     link.make_ready()?;
     let mut batch = Batch::default();
     for command in transaction::at_level(level, || transaction::enter(link))? {
@@ -55,7 +51,11 @@ pub unsafe fn ask(write: &Write, relation: pg_sys::Relation, level: i32) -> Resu
     }
     busy.hand_over();
     link.tell_notices();
-    failure.map_or(Ok(found), |failure| Err(transaction::after_failure(link, failure)))
+    if let Some(failure) = failure {
+        return Err(transaction::after_failure(link, failure));
+    }
+    link.remote.tables.borrow_mut().insert(key, found);
+    Ok(found)
 }
 
 fn same_types(ours: &[pg_sys::Oid], theirs: &[pg_sys::Oid]) -> bool {

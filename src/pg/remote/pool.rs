@@ -310,6 +310,8 @@ impl Connection {
     /// Brings the shard's transaction to where ours is, for a statement that may write.
     pub(super) fn enter(&self) -> Result<()> {
         self.link.make_ready()?;
+        // It may be DDL.
+        self.link.remote.tables.borrow_mut().clear();
         let mut commands = Vec::new();
         if self.link.transactional {
             commands = transaction::enter(&self.link)?;

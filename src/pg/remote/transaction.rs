@@ -7,6 +7,7 @@
 //! Refuses PREPARE TRANSACTION. Read next: `commit`, `two_phase`.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,18 @@ use crate::pg::{reference, savepoint};
 /// How long the abort of a transaction waits for the shards to say that they have rolled back. They do so in any case.
 const ROLLBACK_LIMIT: Duration = Duration::from_millis(500);
 
+/// A shard's table into which rows go.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Found {
+    /// COPY writes what INSERT would.
+    pub takes_copy: bool,
+    /// Every column has the type of ours, as far as that has the same name everywhere.
+    pub has_our_types: bool,
+}
+
+/// An INSERT, and the types of what it inserts.
+type Insert = (Box<[u8]>, Box<[pg_sys::Oid]>);
+
 /// How the shard's transaction stands to ours.
 #[derive(Default)]
 pub struct Remote {
@@ -40,6 +53,8 @@ pub struct Remote {
     pub wrote: Cell<bool>,
     /// The shard allows prepared transactions, as far as it was asked.
     pub prepares: Cell<bool>,
+    /// What is known of tables as long as the transaction keeps its locks, by the INSERT for them.
+    pub tables: RefCell<HashMap<Insert, Found>>,
     /// It is a replica: its transactions only read, and nothing is lost with one.
     pub reads_only: Cell<bool>,
 }
@@ -109,6 +124,7 @@ pub fn enter(link: &Link) -> Result<Vec<Vec<u8>>> {
         link.remote.turn.set(TURN.get());
         link.remote.begun.set(level);
         link.remote.wrote.set(false);
+        link.remote.tables.borrow_mut().clear();
         if !link.target.pooler.keeps_session() {
             link.carried.set(None);
         }
@@ -350,6 +366,7 @@ fn roll_back_to(links: &[Rc<Link>], level: i32) {
             roll_back(link, deadline);
         } else if link.remote.savepoints.borrow().last() == Some(&level) {
             link.remote.savepoints.borrow_mut().pop();
+            link.remote.tables.borrow_mut().clear();
             link.carried.set(None);
             link.keep_outer_rows(level, deadline);
             let command = format!("ROLLBACK TO SAVEPOINT s{level}; RELEASE SAVEPOINT s{level}");
