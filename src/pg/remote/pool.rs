@@ -171,15 +171,20 @@ fn idle_time(link: &Link) -> Duration {
     Duration::from_micros(u64::try_from(now - link.used.get()).unwrap_or(0))
 }
 
-/// The time for which the link that has rested longest was not used; `None`: there is none.
+/// The time for which the link that has rested longest was not used; `None`: there is none. Also in a signal's handler,
+/// which must not panic.
 pub fn longest_idle() -> Option<Duration> {
-    POOL.with(|pool| pool.links.borrow().iter().filter(|link| link.is_here()).map(|link| idle_time(link)).max())
+    POOL.with(|pool| {
+        let links = pool.links.try_borrow().ok()?;
+        links.iter().filter(|link| link.is_here()).map(|link| idle_time(link)).max()
+    })
 }
 
 /// Takes leave of the shards whose links others wait for, or have not been used for `timeout`. In a signal's handler.
 pub fn hang_up(timeout: Option<Duration>) {
     POOL.with(|pool| {
-        for link in pool.links.borrow().iter().filter(|link| link.is_here() && !link.in_transaction()) {
+        let Ok(links) = pool.links.try_borrow() else { return };
+        for link in links.iter().filter(|link| link.is_here() && !link.in_transaction()) {
             if link.conn().is_wanted() || timeout.is_some_and(|timeout| idle_time(link) >= timeout) {
                 link.hang_up();
             }
