@@ -1,7 +1,8 @@
 //! Connections that a session does not need are closed while its client is idle.
 //!
 //! Decides when to look: a session that rests between two transactions has a timer of Postgres', for the end of
-//! `shardmap.idle_timeout`, and, where connections are limited, every [`PATROL`] for sessions that wait for one. A backend
+//! `shardmap.idle_timeout`, and to look for sessions that wait for a connection: every [`PATROL`] where they are limited, and
+//! else, for shards that are full by themselves, every [`SLOW_PATROL`]. A backend
 //! that waits for its client runs nothing of ours but the timer's handler, in the middle of a signal; so that takes leave
 //! of the shard by two system calls ([`super::libpq::Conn::hang_up`]), and the rest is done at the next use. What always
 //! holds: the handler touches nothing unless no transaction of this session has used a shard since it ended the last.
@@ -10,11 +11,12 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::time::Duration;
 
-use super::pool;
+use super::{pool, slots};
 use crate::pg::settings::{IDLE_TIMEOUT, MAX_CONNECTIONS_PER_SHARD};
 
 /// How often an idle session looks whether others wait for its connections.
 const PATROL: Duration = Duration::from_millis(500);
+const SLOW_PATROL: Duration = Duration::from_secs(5);
 /// Source: utils/timeout.h: a reason from USER_TIMEOUT on asks for a free one. It is 12 until Postgres 16, then 13.
 const ANY_FREE: c_int = 13;
 
@@ -66,7 +68,10 @@ fn timeout() -> Option<Duration> {
 
 /// The time until something may have to be done, in milliseconds.
 fn delay() -> Option<c_int> {
-    let patrol = (MAX_CONNECTIONS_PER_SHARD.get() > 0).then_some(PATROL);
+    let patrol = slots::are_counted().then_some(match MAX_CONNECTIONS_PER_SHARD.get() {
+        0 => SLOW_PATROL,
+        _ => PATROL,
+    });
     let oldest = pool::longest_idle()?;
     let expiry = timeout().map(|timeout| timeout.saturating_sub(oldest));
     let delay = patrol.into_iter().chain(expiry).min()?;

@@ -67,6 +67,11 @@ fn shared() -> Option<&'static Shared> {
     unsafe { SHARED.load(RELAXED).as_ref() }
 }
 
+/// Whether connections are counted.
+pub fn are_counted() -> bool {
+    shared().is_some()
+}
+
 fn key(server: pg_sys::Oid) -> u64 {
     // SAFETY: a variable of the session.
     let database = unsafe { pg_sys::MyDatabaseId };
