@@ -19,6 +19,7 @@ pub mod fraction;
 pub mod hash;
 pub mod ids;
 pub mod key;
+pub mod lag;
 pub mod layout;
 pub mod map;
 pub mod normal;

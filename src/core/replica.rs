@@ -100,6 +100,8 @@ macro_rules! codes {
     };
 }
 
+pub(crate) use codes;
+
 codes! {
     /// Why it is not known where a server stands.
     Unknown {
