@@ -40,6 +40,8 @@ extension_sql_file!("../sql/replicas.sql", name = "replicas", requires = ["trans
 extension_sql_file!("../sql/connections.sql", name = "connections", requires = ["replicas"]);
 extension_sql_file!("../sql/reads.sql", name = "reads", requires = ["connections"]);
 extension_sql_file!("../sql/shippable.sql", name = "shippable", requires = ["reads"]);
+extension_sql_file!("../sql/lag.sql", name = "lag", requires = ["shippable"]);
+extension_sql_file!("../sql/lag_objectives.sql", name = "lag_objectives", requires = ["lag"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

@@ -121,6 +121,8 @@ codes! {
         NotLongEnough = 7, "primary not watched long enough";
         /// The shard's primary has not answered yet, so that there is nothing to compare with.
         NoPrimary = 8, "primary has not answered yet";
+        /// What is known of it is old.
+        Stale = 9, "not sampled lately";
     }
 }
 
@@ -230,6 +232,17 @@ impl Observation {
     }
 }
 
+impl Observation {
+    /// What is left of it at `now`: an old observation is none.
+    #[must_use]
+    pub fn at(self, now: Moment, limit: Duration) -> Self {
+        if now.since(self.taken_at) <= limit {
+            return self;
+        }
+        Self { rotation: self.rotation, ..Self::unknown(self.taken_at, Unknown::Stale) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,6 +256,15 @@ mod tests {
         for wrong in ["", "/", "0", "0/", "/0", "0/123456789", "G/0", "+1/0", "0/0/0"] {
             assert_eq!(Lsn::parse(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_old_observation_is_none() {
+        let mut fresh = Observation::unknown(Moment(0), Unknown::NotAsked);
+        (fresh.standing, fresh.replayed) = (Standing::Primary, Some(Lsn(1)));
+        assert_eq!(fresh.at(Moment(5), Duration::from_micros(5)), fresh);
+        let old = fresh.at(Moment(6), Duration::from_micros(5));
+        assert_eq!((old.standing, old.replayed), (Standing::Unknown(Unknown::Stale), None));
     }
 
     #[test]

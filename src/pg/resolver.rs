@@ -5,7 +5,8 @@
 //! look left something open; and every database at the server's start and every [`SWEEP`]. So nothing stays connected to
 //! a database, which can be dropped, and an error ends one look and nothing else. What always holds: no worker runs unless
 //! the library is preloaded, nor on a standby; a database without the extension is left at once; a signal to stop is
-//! obeyed at once. Refuses nothing. Read next: `remote::resolve` for what a look does.
+//! obeyed at once. It starts the samplers of replicas as well. Refuses nothing. Read next: `remote::resolve` for what a
+//! look does, `replicas::launch` for samplers.
 
 use std::ffi::c_int;
 use std::mem::size_of;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use pgrx::bgworkers::BackgroundWorkerBuilder;
+use pgrx::bgworkers::{BackgroundWorkerBuilder, BackgroundWorkerStatus};
 use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
@@ -22,6 +23,7 @@ use super::catalog::scan;
 use super::encoding;
 use super::remote::deadlock::Waiting;
 use super::remote::resolve;
+use super::replicas::launch;
 use super::settings::RESOLVE_INTERVAL;
 
 const NAME: &std::ffi::CStr = c"pg_shardmap_resolver";
@@ -96,6 +98,11 @@ pub fn note_commit() {
 /// Calls the launcher: something was left prepared. Raises no error.
 pub fn wake() {
     note_commit();
+    wake_launcher();
+}
+
+/// Lets the launcher look at once.
+pub fn wake_launcher() {
     let latch = shared().map(|shared| shared.latch.load(Ordering::Relaxed));
     if let Some(latch) = latch.filter(|latch| !latch.is_null()) {
         // SAFETY: a latch of a process slot, in shared memory.
@@ -118,7 +125,7 @@ pub fn init() {
     worker("pg_shardmap launcher", "shardmap_launcher_main").set_restart_time(Some(Duration::from_secs(5))).load();
 }
 
-fn worker(name: &str, function: &str) -> BackgroundWorkerBuilder {
+pub fn worker(name: &str, function: &str) -> BackgroundWorkerBuilder {
     BackgroundWorkerBuilder::new(name)
         .set_type(name)
         .set_library("pg_shardmap")
@@ -158,7 +165,7 @@ unsafe extern "C-unwind" fn on_startup() {
 ///
 /// # Safety
 /// At the start of a background worker.
-unsafe fn handle_signals() {
+pub unsafe fn handle_signals() {
     unsafe extern "C-unwind" {
         // Source: tcop/tcopprot.h, postmaster/interrupt.h. Handlers, called by nobody here.
         fn die(signal: c_int);
@@ -187,19 +194,22 @@ pub unsafe extern "C-unwind" fn shardmap_launcher_main(_argument: pg_sys::Datum)
     shared.latch.store(pg_sys::MyLatch, Ordering::Relaxed);
     let mut swept: Option<Instant> = None;
     loop {
-        if let Some(interval) = interval() {
-            let sweeps = swept.is_none_or(|swept| swept.elapsed() >= SWEEP);
-            let begin = Instant::now();
+        let interval_now = interval();
+        // Sweeps find the databases with replicas too.
+        let sweeps = swept.is_none_or(|swept| swept.elapsed() >= SWEEP);
+        let begin = Instant::now();
+        // A database that called in the last look counts until the one after the next.
+        let recent = interval_now.map(|interval| RECENT.max(2 * interval.as_micros() as i64));
+        if sweeps || recent.is_some() {
             for database in databases() {
                 let called = shared.entry(database.to_u32(), false).load(Ordering::Relaxed);
-                // A database that called in the last look counts until the one after the next.
-                if sweeps || now().saturating_sub(called) < RECENT.max(2 * interval.as_micros() as i64) {
+                if sweeps || recent.is_some_and(|recent| now().saturating_sub(called) < recent) {
                     look_at(database);
                 }
             }
-            if sweeps {
-                swept = Some(begin);
-            }
+        }
+        if sweeps {
+            swept = Some(begin);
         }
         rest(interval().unwrap_or(SWEEP), true);
         rest(resolve::YOUNG, false);
@@ -213,28 +223,39 @@ fn interval() -> Option<Duration> {
     }
 }
 
-/// Waits. `wakes`: until somebody calls.
+/// Waits, and looks after the samplers. `wakes`: until somebody calls; else a call is left for the next wait.
 fn rest(limit: Duration, wakes: bool) {
     let end = Instant::now() + limit;
+    let mut called = false;
     loop {
-        let left = end.saturating_duration_since(Instant::now());
+        launch::tend(databases);
+        let mut left = end.saturating_duration_since(Instant::now());
+        if launch::is_any_wanted() {
+            left = left.min(launch::PAUSE);
+        }
         let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
         // SAFETY: this process' own latch; a reload is done where no transaction runs.
-        let woken = unsafe {
+        unsafe {
             let milliseconds = left.as_millis() as std::ffi::c_long + 1;
             let woken = pg_sys::WaitLatch(pg_sys::MyLatch, events as c_int, milliseconds, pg_sys::PG_WAIT_EXTENSION);
-            if woken as u32 & pg_sys::WL_LATCH_SET != 0 && wakes {
+            if woken as u32 & pg_sys::WL_LATCH_SET != 0 {
                 pg_sys::ResetLatch(pg_sys::MyLatch);
+                called = true;
             }
             pgrx::check_for_interrupts!();
             if pg_sys::ConfigReloadPending != 0 {
                 pg_sys::ConfigReloadPending = 0;
                 pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
             }
-            woken as u32
-        };
-        if Instant::now() >= end || (wakes && woken & pg_sys::WL_LATCH_SET != 0) {
-            return;
+            if wakes && called {
+                return;
+            }
+            if Instant::now() >= end {
+                if called {
+                    pg_sys::SetLatch(pg_sys::MyLatch);
+                }
+                return;
+            }
         }
     }
 }
@@ -269,8 +290,13 @@ fn look_at(database: pg_sys::Oid) {
         .set_notify_pid(own)
         .load_dynamic();
     match started {
-        // However it ends, it said so itself.
-        Ok(worker) => drop(worker.wait_for_shutdown()),
+        // However it ends, it said so itself; the latch is set when it does.
+        Ok(worker) => {
+            while !matches!(worker.pid(), Err(BackgroundWorkerStatus::Stopped | BackgroundWorkerStatus::PostmasterDied))
+            {
+                rest(launch::PAUSE, true);
+            }
+        }
         Err(_) => log!("pg_shardmap could not start a worker: raise max_worker_processes"),
     }
 }
@@ -293,7 +319,9 @@ pub unsafe extern "C-unwind" fn shardmap_resolver_main(database: pg_sys::Datum) 
             pg_sys::BackendState::STATE_RUNNING,
             c"looking for prepared transactions".as_ptr(),
         );
-        if let Ok(shards) = resolve::look_around(Some(resolve::YOUNG)) {
+        launch::want_if_needed();
+        let looked = interval().map(|_| resolve::look_around(Some(resolve::YOUNG)));
+        if let Some(Ok(shards)) = looked {
             tell(&shards);
             if !resolve::is_clean(&shards) {
                 note_commit();

@@ -105,6 +105,25 @@ impl Summary {
     }
 }
 
+/// What listeners are told when a replica's state changes, as JSON; `None`: nothing has changed. A replica begins in a good
+/// state, so that a good one is no news.
+#[must_use]
+pub fn news(shard: &str, replica: &str, before: Option<&Summary>, after: &Summary) -> Option<String> {
+    let good = (Alert::Ok, Rotation::In, false);
+    let state = |summary: &Summary| (summary.alert, summary.state.rotation, summary.early_warning);
+    let (before, now) = (before.map_or(good, state), state(after));
+    let text = |(alert, rotation, early_warning): (Alert, Rotation, bool)| serde_json::json!({"alert": alert.text(), "rotation": rotation.text(), "early_warning": early_warning});
+    let news = || {
+        let (alert, rotation, early_warning) = now;
+        serde_json::json!({
+            "shard": shard, "replica": replica, "alert": alert.text(), "rotation": rotation.text(),
+            "early_warning": early_warning, "why": after.state.why.text(), "was": text(before),
+        })
+        .to_string()
+    };
+    (before != now).then(news)
+}
+
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }

@@ -112,7 +112,8 @@ impl Tracker {
             let samples = minute.known() + u64::from(minute.unknown);
             let bad = minute.worse_than(limit);
             if bad > 0 {
-                burn.note_bad(middle(minute), MINUTE.mul_f64(bad as f64 / samples as f64));
+                let watched = Duration::from_millis(minute.watched.into());
+                burn.note_bad(middle(minute), watched.mul_f64(bad as f64 / samples as f64));
             }
         }
     }
@@ -133,6 +134,8 @@ impl Tracker {
         if let Some(window) = self.windows.first() {
             count(&mut self.minute, window, sample.lag);
         }
+        let watched = Duration::from_millis(self.minute.watched.into()) + time;
+        self.minute.watched = u32::try_from(watched.min(MINUTE).as_millis()).unwrap_or(0);
         over
     }
 

@@ -34,6 +34,8 @@ pub struct Slice {
     pub unknown: u32,
     /// The greatest value, exactly.
     pub max: u32,
+    /// Milliseconds that its samples stand for. Kept for minutes only.
+    pub watched: u32,
 }
 
 impl Slice {

@@ -1,5 +1,7 @@
 //! Lag against a model of a primary whose every step is known, and distributions and budgets over simulated days.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -8,7 +10,7 @@ use shardmap_core::lag::judge::{self, Answer, Asked};
 use shardmap_core::lag::objective::{Alert, Objective};
 use shardmap_core::lag::rotation::Why;
 use shardmap_core::lag::shape::Shape;
-use shardmap_core::lag::summary::{Summary, WORDS};
+use shardmap_core::lag::summary::{news, Summary, WORDS};
 use shardmap_core::lag::tracker::{Minute, Sample, Tracker};
 use shardmap_core::lag::window::milliseconds;
 use shardmap_core::replica::{
@@ -400,6 +402,23 @@ fn a_growing_maximum_under_a_steady_p99_warns_early() {
     assert!(!Simulated::new(None).run(2400, constant).early_warning);
     // p99 grows too: that is no early warning, it is here.
     assert!(!Simulated::new(None).run(2400, |second| Some(1000 + second * 2)).early_warning);
+}
+
+#[test]
+fn only_a_change_is_news() {
+    let mut replica = Simulated::new(objective());
+    let good = replica.run(3600, |_| Some(0));
+    assert_eq!(news("s", "r", None, &good), None);
+    let bad = replica.run(60, |_| None);
+    assert_eq!(news("s", "r", Some(&bad), &bad), None);
+    let told: serde_json::Value = serde_json::from_str(&news("s", "a \"r\"", Some(&good), &bad).unwrap()).unwrap();
+    let want = serde_json::json!({
+        "shard": "s", "replica": "a \"r\"", "alert": "ok", "rotation": "out of read-your-writes", "early_warning": false,
+        "why": "objective missed in the last five minutes",
+        "was": {"alert": "ok", "rotation": "in", "early_warning": false},
+    });
+    assert_eq!(told, want);
+    assert!(news("s", "r", None, &bad).is_some());
 }
 
 #[test]

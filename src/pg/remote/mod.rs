@@ -8,8 +8,9 @@
 //! From the bottom up: [`libpq`] (the only one with C's view of it), `wait`, [`failure`] (errors as values, and
 //! [`guard`]), `target` (server and mapping as options), `dial` and `link` (one connection), `portal` and `stream` (what is
 //! on it: rows that come, rows that go), `transaction` (BEGIN to COMMIT), `commit`, `two_phase`, `resolve` (of several
-//! shards), `deadlock` (waits in a circle), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `scatter` (one statement on
-//! many shards, each in a session of its own), `json`. The SQL functions are in `functions::remote`.
+//! shards), `deadlock` (waits in a circle), `pool` (which connection), `copy` and `source` (a table's rows to their shards),
+//! `scatter` (one statement on many shards, each in a session of its own), `line` (one question again and again), `json`. The
+//! SQL functions are in `functions::remote`.
 
 mod admit;
 mod answer;
@@ -24,6 +25,7 @@ pub mod failure;
 mod idle;
 mod json;
 pub mod libpq;
+pub mod line;
 mod link;
 pub mod occupant;
 mod pool;
@@ -36,7 +38,7 @@ mod scatter;
 mod slots;
 mod source;
 pub mod stream;
-mod target;
+pub mod target;
 pub mod traffic;
 pub mod transaction;
 mod two_phase;

@@ -2,15 +2,22 @@
 //!
 //! Decides nothing: judgement is in `shardmap_core::lag`. What always holds: any session reads what was last heard of a
 //! server from shared memory, without a lock and without asking anybody; where the library is not preloaded, nothing is
-//! known of any. Read next: [`shared`] for what is published, [`registry`] for the catalog, `sql/replicas.sql`.
+//! known of any. Read next: [`shared`] for what is published, `sampler` for who publishes, [`launch`] for when
+//! that runs, [`registry`] for the catalog, `sql/replicas.sql` and `sql/lag.sql`.
 
-// The sampling worker that writes comes next.
-#![allow(dead_code)]
-
+mod functions;
+mod keep;
+pub mod launch;
+mod question;
 pub mod registry;
+mod roster;
+mod sampler;
+mod settings;
 pub mod shared;
+mod watched;
 
-/// Asks for shared memory, if the library is being preloaded.
+/// Defines settings, and asks for shared memory if the library is being preloaded. Before the prefix `shardmap` is reserved.
 pub fn init() {
+    settings::init();
     shared::init();
 }

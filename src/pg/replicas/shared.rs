@@ -6,17 +6,20 @@
 //! unknown, and the writer says so.
 
 use std::mem::size_of;
-use std::sync::atomic::{fence, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{fence, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
+use shardmap_core::lag::summary::{self, Summary};
 use shardmap_core::replica::{Observation, WORDS};
 
 const NAME: &std::ffi::CStr = c"pg_shardmap_replicas";
 /// Primaries and replicas that can be watched, of all databases together.
 const ENTRIES: usize = 4096;
+/// Databases with replicas.
+const DATABASES: usize = 64;
 /// The keys of an entry that was given up, and of one that somebody is about to take. No database has OID 0.
 const GIVEN_UP: u64 = 1;
 const CLAIMED: u64 = 2;
@@ -30,7 +33,25 @@ static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
 /// All zero at first.
 #[repr(C)]
 struct Shared {
+    slots: [Slot; DATABASES],
     entries: [Entry; ENTRIES],
+}
+
+/// A database with replicas, and its writer.
+#[repr(C)]
+pub struct Slot {
+    /// 0: free.
+    pub database: AtomicU32,
+    /// Not 0: it has replicas.
+    pub wanted: AtomicU32,
+    /// The writer's process; 0: none.
+    pub pid: AtomicI32,
+    /// The writer's; it stays in shared memory when that ends.
+    pub latch: AtomicPtr<pg_sys::Latch>,
+    /// Not 0: something has changed since the writer last looked.
+    pub called: AtomicU32,
+    /// When it was last started.
+    pub started: AtomicI64,
 }
 
 /// Words that are read and written as one.
@@ -71,6 +92,7 @@ struct Entry {
     /// Database and server; 0: never used.
     key: AtomicU64,
     observation: Record<WORDS>,
+    summary: Record<{ summary::WORDS }>,
 }
 
 fn shared() -> Option<&'static Shared> {
@@ -117,6 +139,7 @@ impl Shared {
             // What the entry said of another server must not be taken for this one's: it is emptied before it gets its key.
             if entry.key.compare_exchange(found, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 entry.observation.write([0; WORDS]);
+                entry.summary.write([0; summary::WORDS]);
                 entry.key.store(key, Ordering::Release);
                 return Some(entry);
             }
@@ -133,12 +156,34 @@ pub fn observation(server: pg_sys::Oid) -> Option<Observation> {
     Observation::of_words(&words)
 }
 
+/// What a replica's lag has been lately, and what follows from it. `None`: it is not watched.
+pub fn summary(server: pg_sys::Oid) -> Option<Summary> {
+    let words = shared()?.find(key(server))?.summary.read()?;
+    Summary::of_words(&words)
+}
+
 /// Publishes what was heard. For the one writer of this database. `false`: there is no room.
-pub fn publish(server: pg_sys::Oid, observation: &Observation) -> bool {
+pub fn publish(server: pg_sys::Oid, observation: &Observation, summary: Option<&Summary>) -> bool {
     let Some(shared) = shared() else { return false };
     let key = key(server);
-    let entry = shared.find(key).or_else(|| shared.make(key));
-    entry.map(|entry| entry.observation.write(observation.words())).is_some()
+    let Some(entry) = shared.find(key).or_else(|| shared.make(key)) else { return false };
+    entry.observation.write(observation.words());
+    if let Some(summary) = summary {
+        entry.summary.write(summary.words());
+    }
+    true
+}
+
+/// The databases with replicas.
+pub fn slots() -> &'static [Slot] {
+    shared().map_or(&[], |shared| &shared.slots)
+}
+
+/// The slot of a database. `claim`: takes a free one. `None`: there is none, or none is free.
+pub fn slot(database: u32, claim: bool) -> Option<&'static Slot> {
+    let own = || slots().iter().find(|slot| slot.database.load(Ordering::Acquire) == database);
+    let take = |slot: &&Slot| slot.database.compare_exchange(0, database, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    own().or_else(|| if claim { slots().iter().find(take).and_then(|_| own()) } else { None })
 }
 
 /// Gives up the entries of all servers of this database but `kept`. For its one writer, or when there is none.
@@ -149,6 +194,16 @@ pub fn keep_only(kept: &[pg_sys::Oid]) {
     for entry in &shared.entries {
         let found = entry.key.load(Ordering::Acquire);
         if found >> 32 == database && !kept.contains(&found) {
+            entry.key.store(GIVEN_UP, Ordering::Release);
+        }
+    }
+}
+
+/// Gives up the entries of a database that is gone.
+pub fn forget_database(database: pg_sys::Oid) {
+    let Some(shared) = shared() else { return };
+    for entry in &shared.entries {
+        if entry.key.load(Ordering::Acquire) >> 32 == u64::from(database.to_u32()) {
             entry.key.store(GIVEN_UP, Ordering::Release);
         }
     }

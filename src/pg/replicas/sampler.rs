@@ -1,0 +1,310 @@
+//! The sampler: asks every primary and replica of its database again and again, judges, and publishes.
+//!
+//! Decides the rounds. What always holds: all servers are asked at the same time, and nobody waits for one that is slow; a signal
+//! to stop is obeyed at once; an error of a step is logged and ends that step only; what is asked is a few functions of
+//! Postgres, in no transaction. Read `roster.rs` for whom, `question.rs` for what, `launch.rs` for when it runs.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use pgrx::prelude::*;
+use pgrx::{pg_sys, PgTryBuilder};
+use shardmap_core::lag::history::History;
+use shardmap_core::lag::judge;
+use shardmap_core::lag::summary::{news, Summary};
+use shardmap_core::lag::tracker::{Minute, Sample, Tracker};
+
+use super::roster::{self, Replica, Shard};
+use super::settings;
+use super::shared::Slot;
+use super::watched::{now, Watched};
+use super::{keep, launch, shared};
+use crate::pg::remote::wait::{wait_any, WaitSet, Woken};
+use crate::pg::resolver;
+
+/// A round waits no longer for answers.
+const ROUND: Duration = Duration::from_secs(5);
+/// A primary that was seen so long ago is where it was.
+const FRESH: Duration = Duration::from_secs(3);
+/// Between two looks at what is too old.
+const CLEAN: Duration = Duration::from_secs(3600);
+
+/// A shard, watched.
+struct Group {
+    primary: Watched,
+    history: Option<History>,
+    replicas: Vec<Follower>,
+}
+
+/// A replica, watched.
+struct Follower {
+    watched: Watched,
+    drained: bool,
+    tracker: Tracker,
+    published: Option<Summary>,
+}
+
+/// What a round leaves to be written.
+#[derive(Default)]
+struct Yield {
+    minutes: Vec<(String, Minute)>,
+    payloads: Vec<String>,
+}
+
+/// The sampler of a database.
+///
+/// # Safety
+/// Called by Postgres as a background worker, with the database's OID.
+#[no_mangle]
+#[pg_guard]
+pub unsafe extern "C-unwind" fn shardmap_sampler_main(database: pg_sys::Datum) {
+    // SAFETY: in the order that background workers need.
+    resolver::handle_signals();
+    let database = pg_sys::Oid::from(database.value() as u32);
+    pg_sys::BackgroundWorkerInitializeConnectionByOid(database, pg_sys::InvalidOid, 0);
+    let Some(slot) = launch::enlist() else { return };
+    roster::watch();
+    // Whoever wants a lock that this one is in the way of, DROP EXTENSION say, is not to fail by a deadlock.
+    pg_sys::SetConfigOption(
+        c"lock_timeout".as_ptr(),
+        c"100ms".as_ptr(),
+        pg_sys::GucContext::PGC_SUSET,
+        pg_sys::GucSource::PGC_S_OVERRIDE,
+    );
+    let scratch = pg_sys::AllocSetContextCreateInternal(
+        pg_sys::TopMemoryContext,
+        c"pg_shardmap sampler".as_ptr(),
+        pg_sys::ALLOCSET_DEFAULT_MINSIZE as usize,
+        pg_sys::ALLOCSET_DEFAULT_INITSIZE as usize,
+        pg_sys::ALLOCSET_DEFAULT_MAXSIZE as usize,
+    );
+    let (mut groups, mut cleaned) = (Vec::new(), None);
+    loop {
+        let begin = Instant::now();
+        if slot.called.swap(0, Ordering::AcqRel) != 0 {
+            // The call comes before the invalidation, but after the commit.
+            roster::forget();
+        }
+        match refresh(&mut groups) {
+            Some(true) => {}
+            Some(false) => {
+                // In this order: whoever adds a replica now wants a sampler after this.
+                slot.wanted.store(0, Ordering::Release);
+                let is_empty = in_transaction("reading the replicas", || roster::read().is_empty());
+                if is_empty == Some(true) {
+                    shared::keep_only(&[]);
+                    return;
+                }
+                launch::want();
+                groups.clear();
+                continue;
+            }
+            None => roster::forget(),
+        }
+        pg_sys::MemoryContextSwitchTo(scratch);
+        round(&mut groups, begin + settings::interval().min(ROUND));
+        let found = look(&mut groups);
+        let cleans = cleaned.is_none_or(|at: Instant| at.elapsed() >= CLEAN);
+        if cleans {
+            cleaned = Some(begin);
+        }
+        write(&found, cleans);
+        pg_sys::MemoryContextReset(scratch);
+        rest(begin + settings::interval(), slot);
+    }
+}
+
+/// Runs a step in a transaction of its own. `None`: it failed, which the log says.
+fn in_transaction<T>(what: &str, step: impl FnOnce() -> T) -> Option<T> {
+    // SAFETY: begins and ends a transaction in a background worker, outside of any; a snapshot is popped as it was pushed.
+    unsafe {
+        pg_sys::SetCurrentStatementStartTimestamp();
+        pg_sys::StartTransactionCommand();
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+    }
+    let outcome = PgTryBuilder::new(AssertUnwindSafe(|| Some(step())))
+        .catch_others(|error| {
+            log!("pg_shardmap sampler failed {what}: {error:?}");
+            None
+        })
+        .execute();
+    // SAFETY: as above; after an error the transaction is rolled back, snapshot and all.
+    unsafe {
+        if outcome.is_some() {
+            pg_sys::PopActiveSnapshot();
+            pg_sys::CommitTransactionCommand();
+        } else {
+            pg_sys::AbortCurrentTransaction();
+        }
+        pg_sys::pgstat_report_stat(true);
+        pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, std::ptr::null());
+    }
+    outcome
+}
+
+/// Brings the groups up to the catalog. `Some(false)`: there is nothing to watch. `None`: it could not be read.
+fn refresh(groups: &mut Vec<Group>) -> Option<bool> {
+    let read = in_transaction("reading the replicas", || roster::is_stale().then(roster::read))?;
+    let Some(shards) = read else { return Some(!groups.is_empty()) };
+    if shards.is_empty() {
+        return Some(false);
+    }
+    let mut kept: Vec<_> = shards.iter().map(|shard| shard.primary.oid).collect();
+    kept.extend(shards.iter().flat_map(|shard| &shard.replicas).map(|replica| replica.server.oid));
+    let mut old: HashMap<_, _> =
+        std::mem::take(groups).into_iter().map(|group| (group.primary.server.oid, group)).collect();
+    *groups = shards.into_iter().map(|shard| regroup(old.remove(&shard.primary.oid), shard)).collect();
+    shared::keep_only(&kept);
+    Some(true)
+}
+
+/// A shard as it is now, with what is known of it.
+fn regroup(old: Option<Group>, shard: Shard) -> Group {
+    let (primary, history, mut followers) = match old {
+        Some(group) if group.primary.serves(&shard.primary) => (group.primary, group.history, group.replicas),
+        // Another primary may be another history altogether.
+        Some(group) => (Watched::new(shard.primary), None, group.replicas),
+        None => (Watched::new(shard.primary), None, Vec::new()),
+    };
+    let replicas = shard.replicas.into_iter().map(|replica| {
+        let known = followers.iter().position(|follower| follower.watched.server.oid == replica.server.oid);
+        follow(known.map(|at| followers.swap_remove(at)), replica)
+    });
+    Group { primary, history, replicas: replicas.collect() }
+}
+
+fn follow(known: Option<Follower>, replica: Replica) -> Follower {
+    let past = || {
+        let name = replica.server.name.as_str();
+        let read = in_transaction("reading earlier minutes", || keep::read(name, now()));
+        read.and_then(Result::ok).unwrap_or_default()
+    };
+    let mut follower = match known {
+        Some(mut known) => {
+            if known.tracker.objective() != replica.objective.as_ref() {
+                known.tracker.set_objective(replica.objective);
+                let mut minutes = past();
+                minutes.push(known.tracker.minute().clone());
+                known.tracker.restore_budget(&minutes);
+            }
+            known
+        }
+        None => {
+            let mut tracker = Tracker::new(now(), replica.objective);
+            tracker.restore(&past());
+            let watched = Watched::new(replica.server);
+            return Follower { watched, drained: replica.drained, tracker, published: None };
+        }
+    };
+    follower.drained = replica.drained;
+    if !follower.watched.serves(&replica.server) {
+        follower.watched = Watched::new(replica.server);
+    }
+    follower
+}
+
+fn all(groups: &mut [Group]) -> impl Iterator<Item = &mut Watched> {
+    groups.iter_mut().flat_map(|group| {
+        std::iter::once(&mut group.primary).chain(group.replicas.iter_mut().map(|follower| &mut follower.watched))
+    })
+}
+
+/// Asks everybody, and collects what comes until all have answered or the time is up.
+fn round(groups: &mut [Group], deadline: Instant) {
+    all(groups).for_each(Watched::ask);
+    loop {
+        let sockets: Vec<_> = all(groups).filter_map(|watched| watched.line().waits_for()).collect();
+        let left = deadline.saturating_duration_since(Instant::now());
+        if sockets.is_empty() || left.is_zero() {
+            return;
+        }
+        let dialing = all(groups).filter_map(|watched| watched.line().time_left()).min();
+        wait_any(&sockets, Some(dialing.map_or(left, |time| time.min(left))));
+        all(groups).filter(|watched| watched.line().is_busy()).for_each(Watched::step);
+    }
+}
+
+/// Judges what has come, and publishes.
+fn look(groups: &mut [Group]) -> Yield {
+    let interval = settings::interval();
+    let patience = interval.max(Duration::from_secs(1));
+    let mut found = Yield::default();
+    for group in groups {
+        if let Some(asked) = group.primary.heard(patience) {
+            let observation = judge::primary(&asked, &mut group.history);
+            group.primary.observe(observation);
+        }
+        publish(&group.primary, None);
+        let history = group.history.as_ref();
+        let primary_seen = history.is_some_and(|history| now().since(history.last_seen()) <= FRESH);
+        for follower in &mut group.replicas {
+            if let Some(asked) = follower.watched.heard(patience) {
+                let observation = judge::replica(&asked, history, FRESH);
+                let sample = Sample::of(&observation, primary_seen);
+                let over = follower.tracker.record(asked.came, sample, interval);
+                found.minutes.extend(over.map(|minute| (follower.watched.server.name.clone(), minute)));
+                follower.watched.observe(observation);
+            }
+            follower.publish(&group.primary.server.name, &mut found);
+        }
+    }
+    found
+}
+
+impl Follower {
+    fn publish(&mut self, shard: &str, found: &mut Yield) {
+        let summary = self.tracker.summary(now(), self.drained);
+        self.watched.last.rotation = summary.state.rotation;
+        publish(&self.watched, Some(&summary));
+        let name = &self.watched.server.name;
+        found.payloads.extend(news(shard, name, self.published.as_ref(), &summary));
+        self.published = Some(summary);
+    }
+}
+
+fn publish(watched: &Watched, summary: Option<&Summary>) {
+    if !shared::publish(watched.server.oid, &watched.last, summary) {
+        debug1!("no room to publish what is known of server \"{}\"", watched.server.name);
+    }
+}
+
+fn write(found: &Yield, cleans: bool) {
+    if found.minutes.is_empty() && found.payloads.is_empty() && !cleans {
+        return;
+    }
+    in_transaction("writing what it found", || {
+        // Nobody waits for statistics.
+        Spi::run("SET LOCAL synchronous_commit = off")?;
+        keep::write(&found.minutes)?;
+        keep::notify(&found.payloads)?;
+        if cleans {
+            keep::clean(now(), settings::retention())?;
+        }
+        spi::Result::Ok(())
+    })
+    .and_then(Result::err)
+    .into_iter()
+    .for_each(|error| log!("pg_shardmap sampler failed writing what it found: {error}"));
+}
+
+/// Waits for the next round, or until something changes.
+fn rest(until: Instant, slot: &Slot) {
+    let latch = WaitSet::new(&[]);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        // A call may have come while something else was waited for.
+        if left.is_zero() || slot.called.load(Ordering::Acquire) != 0 || latch.wait(Some(left)) == Woken::Latch {
+            break;
+        }
+    }
+    // SAFETY: flags that signal handlers set; a reload is done where no transaction runs.
+    unsafe {
+        pgrx::check_for_interrupts!();
+        if pg_sys::ConfigReloadPending != 0 {
+            pg_sys::ConfigReloadPending = 0;
+            pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+        }
+    }
+}
