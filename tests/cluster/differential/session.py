@@ -8,6 +8,7 @@ that ORDER BY names.
 import collections
 import decimal
 import re
+import select
 import time
 
 import psycopg
@@ -239,7 +240,10 @@ class Session:
             return self._answer(result)
         rows = []
         while True:
-            size, data = self.pg.get_copy_data(0)
+            size, data = self.pg.get_copy_data(1)
+            if size == 0:
+                self._wait()
+                continue
             if size < 0:
                 break
             rows.append((bytes(data).decode(),))
@@ -247,9 +251,19 @@ class Session:
         answer.rows = rows
         return answer
 
+    def _wait(self):
+        """Waits for the server without keeping the interpreter from other threads, one of which may be a proxy."""
+        select.select([self.pg.socket], [], [])
+        self.pg.consume_input()
+
+    def _settled(self):
+        while self.pg.is_busy():
+            self._wait()
+        return True
+
     def _drain(self):
         answer = Answer()
-        while (result := self.pg.get_result()) is not None:
+        while self._settled() and (result := self.pg.get_result()) is not None:
             if not answer.error:
                 answer = self._answer(result)
         return answer
