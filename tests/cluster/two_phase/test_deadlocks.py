@@ -75,8 +75,12 @@ def parties(ledger):
 
 
 def commits(*others):
-    """The survivors, in the order in which they get on: all go on and commit."""
-    for party in others:
+    """The survivors: as soon as one gets on it commits, which lets on the next."""
+    open_ = list(others)
+    while open_:
+        wait_until(lambda: any(not party.thread.is_alive() for party in open_), 20, lambda: "they all wait")
+        party = next(party for party in open_ if not party.thread.is_alive())
+        open_.remove(party)
         assert party.end() is None
         party.conn.execute("COMMIT")
 
