@@ -17,6 +17,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
             THEN 'Its copies would not follow what is written to it: it needs its triggers, enabled always.'
         WHEN EXISTS (SELECT FROM pg_inherits i WHERE $1 IN (i.inhrelid, i.inhparent))
             THEN 'It would be part of an inheritance tree.'
+        WHEN (SELECT c.relpersistence FROM pg_class c WHERE c.oid = $1) <> 'p'
+            THEN 'A crash would empty an unlogged table, and not its copies.'
         END
 $$;
 COMMENT ON FUNCTION shardmap._broken_reference(regclass, text[]) IS 'why a table is not the reference table of that layout; NULL if it is';

@@ -92,6 +92,7 @@ BREAKS = {
     "trigger replaced": "CREATE OR REPLACE TRIGGER shardmap_reference_row AFTER INSERT ON kind FOR EACH ROW"
                         " EXECUTE FUNCTION shardmap._replicate_reference()",
     "trigger renamed": "ALTER TRIGGER shardmap_reference_row ON kind RENAME TO zzz",
+    "unlogged": "ALTER TABLE kind SET UNLOGGED",
     "a child": "CREATE TABLE child () INHERITS (kind)",
     "a parent": "CREATE TABLE parent (id int NOT NULL); ALTER TABLE kind INHERIT parent",
     "a partition": "CREATE TABLE whole (LIKE kind) PARTITION BY LIST (id); ALTER TABLE whole ATTACH PARTITION kind DEFAULT",
