@@ -10,7 +10,7 @@ PROFILE ?= release
 MINUTES ?= 60
 export PG PG_CONFIG
 
-.PHONY: help demo test cluster cluster-down bench experiments lint differential postgres install-extension tools clean
+.PHONY: help demo test cluster cluster-down bench experiments lint differential consistency postgres install-extension tools clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -43,6 +43,9 @@ lint: ## formatting, clippy, where unsafe stands, length of files
 
 differential: ## generated statements on shards against plain tables, for MINUTES
 	@MINUTES=$(MINUTES) scripts/differential.sh
+
+consistency: ## clients that must not go back in time while servers lag and die, for MINUTES (say 10)
+	@MINUTES=$(MINUTES) scripts/consistency.sh
 
 postgres: ## a private Postgres of version PG in .tools/pgNN
 	@scripts/prerequisites.sh

@@ -76,7 +76,7 @@ impl Server {
 
 /// How old an observation may be.
 pub fn heard_within() -> Duration {
-    observations_hold(Duration::ZERO)
+    observations_hold(crate::pg::replicas::settings::interval())
 }
 
 /// The shard's servers, its primary first.

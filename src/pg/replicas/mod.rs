@@ -12,7 +12,7 @@ mod question;
 pub mod registry;
 mod roster;
 mod sampler;
-mod settings;
+pub mod settings;
 pub mod shared;
 mod watched;
 
