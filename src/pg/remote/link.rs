@@ -340,7 +340,7 @@ impl Link {
             Ok(true) => self.conn().start_cancel().wait(CANCEL_LIMIT),
             Err(()) => return Err(self.lost("The shard did not answer in time.")),
         }
-        let look = if matches!(patience, Patience::Until(_)) { None } else { Some(watch.limit()) };
+        let look = (!patience.is_ending()).then(|| watch.limit());
         let woken = self.wire.wait(interest, patience.limit().into_iter().chain(look).min());
         if woken == Woken::Latch && !matches!(patience, Patience::Commit { .. }) {
             pgrx::check_for_interrupts!();

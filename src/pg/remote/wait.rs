@@ -199,6 +199,11 @@ impl Patience {
         }
     }
 
+    /// Whether the wait ends soon anyway: nothing that takes time is to be begun.
+    pub fn is_ending(&self) -> bool {
+        matches!(self, Self::Until(_) | Self::Commit { since: Some(_), .. })
+    }
+
     /// How long to wait before the next check.
     pub fn limit(&self) -> Option<Duration> {
         match self {
