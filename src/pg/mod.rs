@@ -3,8 +3,10 @@
 //! Pointers from Postgres are read once, at the edge, into plain Rust values; what to do with them is decided in
 //! `shardmap_core`. Read next: [`error`] for how a refusal is raised, then the module of the part you care about.
 
+mod area;
 mod barrier;
 pub mod catalog;
+mod clock;
 mod encoding;
 pub mod error;
 pub mod fdw;
@@ -25,10 +27,13 @@ pub mod settings;
 pub mod stats;
 mod transfer;
 
+static AREAS: [&dyn area::Shared; 4] = [&stats::Area, &remote::CONNECTIONS, &replicas::shared::AREA, &resolver::AREA];
+
 /// Registers settings, hooks and callbacks. Runs once per process, in this order.
 pub fn init() {
     // Errors are meant for the users of the database: no stack traces of ours in them, whatever the server's environment.
     std::env::set_var("RUST_BACKTRACE", "0");
+    area::init(&AREAS);
     catalog::init();
     stats::init();
     remote::init();

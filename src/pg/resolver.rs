@@ -9,17 +9,16 @@
 //! look does, `replicas::launch` for samplers.
 
 use std::ffi::c_int;
-use std::mem::size_of;
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BackgroundWorkerStatus};
 use pgrx::pg_sys;
-use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
 
+use super::area::{self, Area};
 use super::catalog::scan;
+use super::clock::now;
 use super::encoding;
 use super::remote::deadlock::Waiting;
 use super::remote::resolve;
@@ -33,14 +32,12 @@ const SWEEP: Duration = Duration::from_secs(300);
 /// Databases that are kept apart; more share one entry.
 const DATABASES: usize = 64;
 
-static PREVIOUS_REQUEST: OnceLock<pg_sys::shmem_request_hook_type> = OnceLock::new();
-static PREVIOUS_STARTUP: OnceLock<pg_sys::shmem_startup_hook_type> = OnceLock::new();
-static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+pub static AREA: Area<Shared> = Area::new(NAME, complete);
 
 /// What sessions tell the launcher, in shared memory: all zero at first. It is made anew after a crash of a session, when
 /// all others have ended.
 #[repr(C)]
-struct Shared {
+pub struct Shared {
     start: AtomicU64,
     /// The launcher's. It stays in shared memory when the launcher ends: setting another's by mistake is harmless.
     latch: AtomicPtr<pg_sys::Latch>,
@@ -67,13 +64,16 @@ impl Shared {
 }
 
 fn shared() -> Option<&'static Shared> {
-    // SAFETY: set in `on_startup` only, to an area that lives as long as the process.
-    unsafe { SHARED.load(Ordering::Relaxed).as_ref() }
+    AREA.get()
 }
 
-fn now() -> i64 {
-    // SAFETY: reads the clock.
-    unsafe { pg_sys::GetCurrentTimestamp() }
+/// # Safety
+/// At the server's start.
+unsafe fn complete(shared: &'static Shared) {
+    let mut start = [0u8; 8];
+    if pg_sys::pg_strong_random(start.as_mut_ptr().cast(), start.len()) {
+        shared.start.store(u64::from_ne_bytes(start), Ordering::Relaxed);
+    }
 }
 
 /// A random number of the server's start, which a restart after a crash is too; `None`: the library is not preloaded.
@@ -112,15 +112,8 @@ pub fn wake_launcher() {
 
 /// Registers the launcher, if the library is being preloaded.
 pub fn init() {
-    // SAFETY: a flag of the server; hooks are set in the postmaster while it loads libraries.
-    unsafe {
-        if !pg_sys::process_shared_preload_libraries_in_progress {
-            return;
-        }
-        PREVIOUS_REQUEST.get_or_init(|| pg_sys::shmem_request_hook);
-        pg_sys::shmem_request_hook = Some(on_request);
-        PREVIOUS_STARTUP.get_or_init(|| pg_sys::shmem_startup_hook);
-        pg_sys::shmem_startup_hook = Some(on_startup);
+    if !area::is_preloading() {
+        return;
     }
     worker("pg_shardmap launcher", "shardmap_launcher_main").set_restart_time(Some(Duration::from_secs(5))).load();
 }
@@ -131,34 +124,6 @@ pub fn worker(name: &str, function: &str) -> BackgroundWorkerBuilder {
         .set_library("pg_shardmap")
         .set_function(function)
         .enable_spi_access() // which starts it once recovery is over
-}
-
-#[pg_guard]
-unsafe extern "C-unwind" fn on_request() {
-    if let Some(previous) = PREVIOUS_REQUEST.get().copied().flatten() {
-        // SAFETY: the previous hook, called as Postgres would; its errors turn into panics at the boundary.
-        pg_guard_ffi_boundary(|| previous());
-    }
-    pg_sys::RequestAddinShmemSpace(size_of::<Shared>());
-}
-
-#[pg_guard]
-unsafe extern "C-unwind" fn on_startup() {
-    if let Some(previous) = PREVIOUS_STARTUP.get().copied().flatten() {
-        // SAFETY: as above.
-        pg_guard_ffi_boundary(|| previous());
-    }
-    let mut found = false;
-    // SAFETY: this is the hook for it; all bytes zero are a valid area.
-    let area = pg_sys::ShmemInitStruct(NAME.as_ptr(), size_of::<Shared>(), &mut found).cast::<Shared>();
-    if !found {
-        std::ptr::write_bytes(area.cast::<u8>(), 0, size_of::<Shared>());
-        let mut start = [0u8; 8];
-        if pg_sys::pg_strong_random(start.as_mut_ptr().cast(), start.len()) {
-            (*area).start.store(u64::from_ne_bytes(start), Ordering::Relaxed);
-        }
-    }
-    SHARED.store(area, Ordering::Relaxed);
 }
 
 /// Lets the worker be stopped and reloaded like any session.

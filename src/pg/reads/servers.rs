@@ -13,8 +13,9 @@ use pgrx::pg_sys::{self, Oid};
 use shardmap_core::reads::choice::{observations_hold, Admission, Candidate, Heard};
 use shardmap_core::reads::position::Position;
 use shardmap_core::reads::token::System;
-use shardmap_core::replica::{Moment, Observation, Rotation, Standing};
+use shardmap_core::replica::{Observation, Rotation, Standing};
 
+use crate::pg::clock::moment as now;
 use crate::pg::encoding;
 use crate::pg::replicas::{registry, shared};
 
@@ -149,11 +150,6 @@ fn of_observation(observation: &Observation, age: Duration) -> Option<Heard> {
         round_trip: observation.round_trip,
         age,
     })
-}
-
-fn now() -> Moment {
-    // SAFETY: reads the clock.
-    Moment(unsafe { pg_sys::GetCurrentTimestamp() })
 }
 
 /// Notes what a server has said.

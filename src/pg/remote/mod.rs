@@ -49,11 +49,10 @@ pub use copy::{copy_rows, copy_rows_to_each};
 pub use failure::{guard, Failure, Result};
 pub use pool::{any_wrote, generation, Connection};
 pub use scatter::run_everywhere;
-pub use slots::figures as connections;
+pub use slots::{figures as connections, AREA as CONNECTIONS};
 
 /// Registers callbacks. Called once per process.
 pub fn init() {
-    slots::init();
     pool::init();
     transaction::init();
 }

@@ -23,6 +23,7 @@ use super::portal::{Portal, Request};
 use super::target::{password_required, Target};
 use super::transaction;
 use super::wait::Patience;
+use crate::pg::clock::now;
 use crate::pg::encoding;
 
 /// A target, and the generation of the catalog in which it was looked up.
@@ -142,8 +143,7 @@ pub fn rest() {
         // An error has stopped all timers.
         return idle::arm_again();
     }
-    // SAFETY: reads the clock.
-    let now = unsafe { pg_sys::GetCurrentTimestamp() };
+    let now = now();
     let mut wanted = false;
     POOL.with(|pool| {
         for link in pool.links.borrow().iter().filter(|link| !link.in_transaction()) {
@@ -166,9 +166,7 @@ pub fn is_resting() -> bool {
 }
 
 fn idle_time(link: &Link) -> Duration {
-    // SAFETY: reads the clock.
-    let now = unsafe { pg_sys::GetCurrentTimestamp() };
-    Duration::from_micros(u64::try_from(now - link.used.get()).unwrap_or(0))
+    Duration::from_micros(u64::try_from(now() - link.used.get()).unwrap_or(0))
 }
 
 /// The time for which the link that has rested longest was not used; `None`: there is none. Also in a signal's handler,

@@ -10,26 +10,23 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::mem::size_of;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
 
 use super::pool;
 use super::wait;
+use crate::pg::area::{key_of, Area, Held, Lock};
 
 const NAME: &std::ffi::CStr = c"pg_shardmap_connections";
 /// Shards that can have connections at the same time; a connection to one more is not counted.
 const SHARDS: usize = 4096;
 const RELAXED: Ordering = Ordering::Relaxed;
 
-static PREVIOUS_REQUEST: OnceLock<pg_sys::shmem_request_hook_type> = OnceLock::new();
-static PREVIOUS_STARTUP: OnceLock<pg_sys::shmem_startup_hook_type> = OnceLock::new();
-static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+/// All bytes zero are a valid area but for the lock and the conditions.
+pub static AREA: Area<Shared> = Area::with_lock(NAME, complete);
 
 /// A shard. It can become another's when nobody holds or awaits a connection to it.
 #[repr(C)]
@@ -42,8 +39,8 @@ struct Entry {
 }
 
 #[repr(C)]
-struct Shared {
-    lock: AtomicPtr<pg_sys::LWLock>,
+pub struct Shared {
+    lock: Lock,
     /// The entries after these were never used.
     used: AtomicU32,
     entries: [Entry; SHARDS],
@@ -63,19 +60,28 @@ thread_local! {
 }
 
 fn shared() -> Option<&'static Shared> {
-    // SAFETY: set in `on_startup` only, to an area that lives as long as the process.
-    unsafe { SHARED.load(RELAXED).as_ref() }
+    AREA.get()
+}
+
+impl Shared {
+    /// Holds the lock under which a place is taken.
+    fn lock(&self) -> Held<'_> {
+        self.lock.take(pg_sys::LWLockMode::LW_EXCLUSIVE)
+    }
+}
+
+/// # Safety
+/// As [`Lock::assign`].
+unsafe fn complete(shared: &'static Shared) {
+    shared.lock.assign(NAME);
+    for entry in &shared.entries {
+        pg_sys::ConditionVariableInit(std::ptr::addr_of!(entry.condition).cast_mut());
+    }
 }
 
 /// Whether connections are counted.
 pub fn are_counted() -> bool {
     shared().is_some()
-}
-
-fn key(server: pg_sys::Oid) -> u64 {
-    // SAFETY: a variable of the session.
-    let database = unsafe { pg_sys::MyDatabaseId };
-    u64::from(database.to_u32()) << 32 | u64::from(server.to_u32())
 }
 
 /// The place of one connection, given back when dropped or before.
@@ -112,7 +118,7 @@ impl Entry {
     /// Wakes who has waited longest, if anybody.
     fn wake(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            // SAFETY: initialized in `on_startup`; takes a spinlock that nobody holds for long, and raises no error.
+            // SAFETY: initialized in `complete`; takes a spinlock that nobody holds for long, and raises no error.
             unsafe { pg_sys::ConditionVariableSignal(std::ptr::addr_of!(self.condition).cast_mut()) }
         }
     }
@@ -138,8 +144,8 @@ pub struct Full {
 pub fn ask(server: pg_sys::Oid, limit: u32, place: Option<&Waiting>) -> Asked {
     let Some(shared) = shared() else { return Asked::Uncounted };
     register();
-    let guard = Lock::take(shared);
-    let Some(at) = find(shared, key(server)) else { return Asked::Uncounted };
+    let guard = shared.lock();
+    let Some(at) = find(shared, key_of(server)) else { return Asked::Uncounted };
     let entry = &shared.entries[at];
     let held = entry.held.load(Ordering::SeqCst);
     // Who waits goes first.
@@ -160,8 +166,8 @@ impl Waiting {
     pub fn begin(server: pg_sys::Oid) -> Self {
         let Some(shared) = shared() else { return Self(None) };
         register();
-        let guard = Lock::take(shared);
-        let at = find(shared, key(server));
+        let guard = shared.lock();
+        let at = find(shared, key_of(server));
         if let Some(at) = at {
             shared.entries[at].waiting.fetch_add(1, RELAXED);
             MINE[at].waiting.fetch_add(1, RELAXED);
@@ -175,7 +181,7 @@ impl Waiting {
         let Some((shared, at)) = shared().zip(self.0) else { return wait::pause(limit) };
         let milliseconds = std::ffi::c_long::try_from(limit.as_millis()).unwrap_or(1).max(1);
         let condition = std::ptr::addr_of!(shared.entries[at].condition).cast_mut();
-        // SAFETY: initialized in `on_startup`; the process has a latch and a process slot.
+        // SAFETY: initialized in `complete`; the process has a latch and a process slot.
         unsafe { pg_sys::ConditionVariableTimedSleep(condition, milliseconds, wait::wait_event()) };
     }
 }
@@ -213,24 +219,6 @@ fn find(shared: &Shared, key: u64) -> Option<usize> {
     Some(at)
 }
 
-/// The lock that is held while a place is taken.
-struct Lock(&'static Shared);
-
-impl Lock {
-    fn take(shared: &'static Shared) -> Self {
-        // SAFETY: one of the server's locks, assigned in `on_startup`.
-        unsafe { pg_sys::LWLockAcquire(shared.lock.load(RELAXED), pg_sys::LWLockMode::LW_EXCLUSIVE) };
-        Self(shared)
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // SAFETY: taken in `take`; nothing raises an error in between.
-        unsafe { pg_sys::LWLockRelease(self.0.lock.load(RELAXED)) };
-    }
-}
-
 /// A shard's figures: server, connections held by all sessions, sessions that wait for one.
 pub struct Figures {
     pub server: pg_sys::Oid,
@@ -241,8 +229,8 @@ pub struct Figures {
 /// Those of this database's shards; `None`: nothing is counted.
 pub fn figures() -> Option<Vec<Figures>> {
     let shared = shared()?;
-    let _lock = Lock::take(shared);
-    let database = key(pg_sys::InvalidOid) >> 32;
+    let _lock = shared.lock();
+    let database = key_of(pg_sys::InvalidOid) >> 32;
     let used = shared.entries.iter().take(shared.used.load(RELAXED) as usize);
     let own = used.filter(|entry| entry.shard.load(RELAXED) >> 32 == database);
     let figures = own.map(|entry| Figures {
@@ -276,49 +264,4 @@ unsafe extern "C-unwind" fn on_exit(_code: c_int, _arg: pg_sys::Datum) {
             entry.wake();
         }
     }
-}
-
-/// Asks for shared memory, if the library is being preloaded.
-pub fn init() {
-    // SAFETY: a flag of the server; hooks are set in the postmaster while it loads libraries.
-    unsafe {
-        if !pg_sys::process_shared_preload_libraries_in_progress {
-            return;
-        }
-        PREVIOUS_REQUEST.get_or_init(|| pg_sys::shmem_request_hook);
-        pg_sys::shmem_request_hook = Some(on_request);
-        PREVIOUS_STARTUP.get_or_init(|| pg_sys::shmem_startup_hook);
-        pg_sys::shmem_startup_hook = Some(on_startup);
-    }
-}
-
-#[pg_guard]
-unsafe extern "C-unwind" fn on_request() {
-    if let Some(previous) = PREVIOUS_REQUEST.get().copied().flatten() {
-        // SAFETY: the previous hook, called as Postgres would; its errors turn into panics at the boundary.
-        pg_guard_ffi_boundary(|| previous());
-    }
-    pg_sys::RequestAddinShmemSpace(size_of::<Shared>());
-    pg_sys::RequestNamedLWLockTranche(NAME.as_ptr(), 1);
-}
-
-/// At the start, and again when the server starts anew after a session has crashed.
-#[pg_guard]
-unsafe extern "C-unwind" fn on_startup() {
-    if let Some(previous) = PREVIOUS_STARTUP.get().copied().flatten() {
-        // SAFETY: as above.
-        pg_guard_ffi_boundary(|| previous());
-    }
-    let mut found = false;
-    // SAFETY: this is the hook for it; all bytes zero are a valid area but for the conditions.
-    let area = pg_sys::ShmemInitStruct(NAME.as_ptr(), size_of::<Shared>(), &mut found).cast::<Shared>();
-    if !found {
-        std::ptr::write_bytes(area.cast::<u8>(), 0, size_of::<Shared>());
-        let lock = std::ptr::addr_of_mut!((*pg_sys::GetNamedLWLockTranche(NAME.as_ptr())).lock);
-        (*area).lock.store(lock, RELAXED);
-        for entry in &mut (*area).entries {
-            pg_sys::ConditionVariableInit(&mut entry.condition);
-        }
-    }
-    SHARED.store(area, RELAXED);
 }

@@ -14,8 +14,8 @@ use shardmap_core::lag::impact::impact;
 use shardmap_core::lag::summary::WINDOWS;
 use shardmap_core::replica::{Moment, Standing};
 
-use super::watched::now;
 use super::{settings, shared};
+use crate::pg::clock::moment as now;
 
 fn timestamp(moment: Moment) -> Option<TimestampWithTimeZone> {
     TimestampWithTimeZone::try_from(moment.0).ok()

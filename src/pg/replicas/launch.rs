@@ -14,15 +14,11 @@ use pgrx::PgXactCallbackEvent;
 
 use super::registry;
 use super::shared::{self, Slot};
+use crate::pg::clock::now;
 use crate::pg::resolver;
 
 /// Between two starts of a database's sampler, which ends only by an error or by order.
 pub const PAUSE: Duration = Duration::from_secs(5);
-
-fn now() -> i64 {
-    // SAFETY: reads the clock.
-    unsafe { pg_sys::GetCurrentTimestamp() }
-}
 
 fn database() -> u32 {
     // SAFETY: a variable of the session.

@@ -16,8 +16,7 @@ pub mod settings;
 pub mod shared;
 mod watched;
 
-/// Defines settings, and asks for shared memory if the library is being preloaded. Before the prefix `shardmap` is reserved.
+/// Defines settings. Before the prefix `shardmap` is reserved.
 pub fn init() {
     settings::init();
-    shared::init();
 }

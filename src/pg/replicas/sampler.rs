@@ -19,8 +19,9 @@ use shardmap_core::lag::tracker::{Minute, Sample, Tracker};
 use super::roster::{self, Replica, Shard};
 use super::settings;
 use super::shared::Slot;
-use super::watched::{now, Watched};
+use super::watched::Watched;
 use super::{keep, launch, shared};
+use crate::pg::clock::moment as now;
 use crate::pg::remote::wait::{wait_any, WaitSet, Woken};
 use crate::pg::resolver;
 

@@ -5,15 +5,13 @@
 //! read is of one moment. It is there only if the library is preloaded. Refuses servers beyond [`ENTRIES`]: they stay
 //! unknown, and the writer says so.
 
-use std::mem::size_of;
 use std::sync::atomic::{fence, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::OnceLock;
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
-use pgrx::prelude::*;
 use shardmap_core::lag::summary::{self, Summary};
 use shardmap_core::replica::{Observation, WORDS};
+
+use crate::pg::area::{key_of, Area};
 
 const NAME: &std::ffi::CStr = c"pg_shardmap_replicas";
 /// Primaries and replicas that can be watched, of all databases together.
@@ -26,13 +24,11 @@ const CLAIMED: u64 = 2;
 /// Looks at an entry that keeps changing, before it is taken to be unknown.
 const PATIENCE: usize = 10_000;
 
-static PREVIOUS_REQUEST: OnceLock<pg_sys::shmem_request_hook_type> = OnceLock::new();
-static PREVIOUS_STARTUP: OnceLock<pg_sys::shmem_startup_hook_type> = OnceLock::new();
-static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+pub static AREA: Area<Shared> = Area::new(NAME, |_| {});
 
 /// All zero at first.
 #[repr(C)]
-struct Shared {
+pub struct Shared {
     slots: [Slot; DATABASES],
     entries: [Entry; ENTRIES],
 }
@@ -96,19 +92,12 @@ struct Entry {
 }
 
 fn shared() -> Option<&'static Shared> {
-    // SAFETY: set in `on_startup` only, to an area that lives as long as the process.
-    unsafe { SHARED.load(Ordering::Relaxed).as_ref() }
+    AREA.get()
 }
 
 /// Whether anything can be published.
 pub fn is_there() -> bool {
     shared().is_some()
-}
-
-fn key(server: pg_sys::Oid) -> u64 {
-    // SAFETY: a variable of the session.
-    let database = unsafe { pg_sys::MyDatabaseId };
-    u64::from(database.to_u32()) << 32 | u64::from(server.to_u32())
 }
 
 impl Shared {
@@ -152,20 +141,20 @@ impl Shared {
 ///
 /// Look at [`Observation::taken_at`]: an old observation says what was, not what is.
 pub fn observation(server: pg_sys::Oid) -> Option<Observation> {
-    let words = shared()?.find(key(server))?.observation.read()?;
+    let words = shared()?.find(key_of(server))?.observation.read()?;
     Observation::of_words(&words)
 }
 
 /// What a replica's lag has been lately, and what follows from it. `None`: it is not watched.
 pub fn summary(server: pg_sys::Oid) -> Option<Summary> {
-    let words = shared()?.find(key(server))?.summary.read()?;
+    let words = shared()?.find(key_of(server))?.summary.read()?;
     Summary::of_words(&words)
 }
 
 /// Publishes what was heard. For the one writer of this database. `false`: there is no room.
 pub fn publish(server: pg_sys::Oid, observation: &Observation, summary: Option<&Summary>) -> bool {
     let Some(shared) = shared() else { return false };
-    let key = key(server);
+    let key = key_of(server);
     let Some(entry) = shared.find(key).or_else(|| shared.make(key)) else { return false };
     entry.observation.write(observation.words());
     if let Some(summary) = summary {
@@ -189,8 +178,8 @@ pub fn slot(database: u32, claim: bool) -> Option<&'static Slot> {
 /// Gives up the entries of all servers of this database but `kept`. For its one writer, or when there is none.
 pub fn keep_only(kept: &[pg_sys::Oid]) {
     let Some(shared) = shared() else { return };
-    let kept: Vec<u64> = kept.iter().map(|server| key(*server)).collect();
-    let database = key(pg_sys::InvalidOid) >> 32;
+    let kept: Vec<u64> = kept.iter().map(|server| key_of(*server)).collect();
+    let database = key_of(pg_sys::InvalidOid) >> 32;
     for entry in &shared.entries {
         let found = entry.key.load(Ordering::Acquire);
         if found >> 32 == database && !kept.contains(&found) {
@@ -207,42 +196,4 @@ pub fn forget_database(database: pg_sys::Oid) {
             entry.key.store(GIVEN_UP, Ordering::Release);
         }
     }
-}
-
-/// Asks for the area, if the library is being preloaded.
-pub fn init() {
-    // SAFETY: a flag of the server; hooks are set in the postmaster while it loads libraries.
-    unsafe {
-        if !pg_sys::process_shared_preload_libraries_in_progress {
-            return;
-        }
-        PREVIOUS_REQUEST.get_or_init(|| pg_sys::shmem_request_hook);
-        pg_sys::shmem_request_hook = Some(on_request);
-        PREVIOUS_STARTUP.get_or_init(|| pg_sys::shmem_startup_hook);
-        pg_sys::shmem_startup_hook = Some(on_startup);
-    }
-}
-
-#[pg_guard]
-unsafe extern "C-unwind" fn on_request() {
-    if let Some(previous) = PREVIOUS_REQUEST.get().copied().flatten() {
-        // SAFETY: the previous hook, called as Postgres would; its errors turn into panics at the boundary.
-        pg_guard_ffi_boundary(|| previous());
-    }
-    pg_sys::RequestAddinShmemSpace(size_of::<Shared>());
-}
-
-#[pg_guard]
-unsafe extern "C-unwind" fn on_startup() {
-    if let Some(previous) = PREVIOUS_STARTUP.get().copied().flatten() {
-        // SAFETY: as above.
-        pg_guard_ffi_boundary(|| previous());
-    }
-    let mut found = false;
-    // SAFETY: this is the hook for it; all bytes zero are a valid area.
-    let area = pg_sys::ShmemInitStruct(NAME.as_ptr(), size_of::<Shared>(), &mut found).cast::<Shared>();
-    if !found {
-        std::ptr::write_bytes(area.cast::<u8>(), 0, size_of::<Shared>());
-    }
-    SHARED.store(area, Ordering::Relaxed);
 }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use pgrx::prelude::*;
 use shardmap_core::lag::judge::Asked;
-use shardmap_core::replica::{Moment, Observation, Standing, Unknown};
+use shardmap_core::replica::{Observation, Standing, Unknown};
 
 use super::question;
 use super::roster::Server;
+use crate::pg::clock::moment as now;
 use crate::pg::encoding;
 use crate::pg::remote::line::Line;
 use crate::pg::remote::Failure;
@@ -20,11 +21,6 @@ const HANG: Duration = Duration::from_secs(10);
 
 /// How long the first connection may take before the server counts as not reachable.
 const FIRST: Duration = Duration::from_secs(5);
-
-pub fn now() -> Moment {
-    // SAFETY: reads the clock.
-    Moment(unsafe { pgrx::pg_sys::GetCurrentTimestamp() })
-}
 
 pub struct Watched {
     pub server: Server,

@@ -13,20 +13,17 @@ pub(crate) mod routing;
 pub(crate) mod shared;
 mod sweep;
 
-use std::sync::OnceLock;
-
 use pgrx::pg_sys;
-use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 use shardmap_core::fingerprint::{fingerprint, normalize, Backslash};
 
 pub use shardmap_core::statistics::Step;
 
-static FANOUT_QUERIES_MAX: GucSetting<i32> = GucSetting::<i32>::new(1000);
+use crate::pg::area;
+use crate::pg::clock::now;
 
-static PREVIOUS_REQUEST: OnceLock<pg_sys::shmem_request_hook_type> = OnceLock::new();
-static PREVIOUS_STARTUP: OnceLock<pg_sys::shmem_startup_hook_type> = OnceLock::new();
+static FANOUT_QUERIES_MAX: GucSetting<i32> = GucSetting::<i32>::new(1000);
 
 /// A statement that asked every shard.
 pub struct FanoutSample<'a> {
@@ -39,11 +36,8 @@ pub struct FanoutSample<'a> {
     pub millis: f64,
 }
 
-/// Defines the setting and, while libraries are preloaded, asks for shared memory. Before the prefix `shardmap` is
-/// reserved.
+/// Defines the setting. Before the prefix `shardmap` is reserved.
 pub fn init() {
-    // SAFETY: a flag of the server, constant while this library is loaded.
-    let preloading = unsafe { pg_sys::process_shared_preload_libraries_in_progress };
     GucRegistry::define_int_guc(
         c"shardmap.fanout_queries_max",
         c"Sets the number of statements kept in shardmap.fanout_queries.",
@@ -53,45 +47,26 @@ pub fn init() {
         10,
         100_000,
         // Later than at preload, a setting for the server's start cannot be defined any more.
-        if preloading { GucContext::Postmaster } else { GucContext::Sighup },
+        if area::is_preloading() { GucContext::Postmaster } else { GucContext::Sighup },
         GucFlags::default(),
     );
-    if !preloading {
-        return;
-    }
-    // SAFETY: hooks are set in the postmaster while it loads libraries, before any other thread or process is there.
-    unsafe {
-        PREVIOUS_REQUEST.get_or_init(|| pg_sys::shmem_request_hook);
-        pg_sys::shmem_request_hook = Some(on_request);
-        PREVIOUS_STARTUP.get_or_init(|| pg_sys::shmem_startup_hook);
-        pg_sys::shmem_startup_hook = Some(on_startup);
-    }
 }
 
 fn capacity() -> usize {
     usize::try_from(FANOUT_QUERIES_MAX.get()).unwrap_or(10)
 }
 
-#[pg_guard]
-unsafe extern "C-unwind" fn on_request() {
-    if let Some(previous) = PREVIOUS_REQUEST.get().copied().flatten() {
-        // SAFETY: the previous hook, called as Postgres would; its errors turn into panics at the boundary.
-        pg_guard_ffi_boundary(|| previous());
-    }
-    // SAFETY: this is the hook for it.
-    unsafe { shared::request(capacity()) };
-}
+/// The area of shared memory, with what earlier runs of the server have left.
+pub struct Area;
 
-/// At the start, and again when the postmaster starts anew after a session crashed.
-#[pg_guard]
-unsafe extern "C-unwind" fn on_startup() {
-    if let Some(previous) = PREVIOUS_STARTUP.get().copied().flatten() {
-        // SAFETY: as above.
-        pg_guard_ffi_boundary(|| previous());
+impl area::Shared for Area {
+    unsafe fn request(&self) {
+        shared::request(capacity());
     }
-    // SAFETY: this is the hook for it; the setting cannot have changed since the request. The exit callback is the
-    // postmaster's: its children forget it when they are forked.
-    unsafe {
+
+    /// The setting cannot have changed since the request. The exit callback is the postmaster's: its children forget it
+    /// when they are forked.
+    unsafe fn attach(&self) {
         let area = shared::attach(capacity());
         if !pg_sys::IsUnderPostmaster {
             file::load(area);
@@ -117,11 +92,6 @@ fn database() -> Option<u32> {
         pg_sys::Oid::INVALID => None,
         oid => Some(oid.to_u32()),
     }
-}
-
-fn now() -> i64 {
-    // SAFETY: reads the clock.
-    unsafe { pg_sys::GetCurrentTimestamp() }
 }
 
 /// Counts a statement in `shardmap.stat_routing`. Allocates nothing.

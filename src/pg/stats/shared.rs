@@ -12,6 +12,8 @@ use pgrx::pg_sys;
 
 use super::fanout::Entry;
 use super::routing::{KeyspaceRow, StepRow};
+use crate::pg::area::{self, Held, Lock};
+use crate::pg::clock::now;
 
 /// Name of the lock as wait event, and of the area.
 const NAME: &std::ffi::CStr = c"pg_shardmap_stats";
@@ -25,7 +27,7 @@ static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
 /// The head of the area.
 #[repr(C)]
 pub struct Shared {
-    lock: AtomicPtr<pg_sys::LWLock>,
+    lock: Lock,
     capacity: AtomicU32,
     /// Whether somebody who holds the lock exclusively is at work.
     changing: AtomicBool,
@@ -70,13 +72,12 @@ impl Shared {
 
     /// Waits for the lock and holds it until the guard is dropped.
     fn lock(&self, mode: pg_sys::LWLockMode::Type) -> Guard<'_> {
-        // SAFETY: the lock is one of the server's own, assigned in `attach`; a process that has a PGPROC calls this.
-        unsafe { pg_sys::LWLockAcquire(self.lock.load(Ordering::Relaxed), mode) };
+        let held = self.lock.take(mode);
         let exclusive = mode == pg_sys::LWLockMode::LW_EXCLUSIVE;
         if exclusive {
             self.changing.store(true, Ordering::Relaxed);
         }
-        Guard { shared: self, exclusive }
+        Guard { shared: self, exclusive, _held: held }
     }
 
     pub fn exclusive(&self) -> Guard<'_> {
@@ -92,6 +93,8 @@ impl Shared {
 pub struct Guard<'a> {
     shared: &'a Shared,
     exclusive: bool,
+    /// Released after the change is marked as done.
+    _held: Held<'a>,
 }
 
 impl Drop for Guard<'_> {
@@ -99,9 +102,6 @@ impl Drop for Guard<'_> {
         if self.exclusive {
             self.shared.changing.store(false, Ordering::Relaxed);
         }
-        // SAFETY: taken in `Shared::lock` by this process and not released since. An error that unwinds through here
-        // has not yet reached the abort that releases all locks.
-        unsafe { pg_sys::LWLockRelease(self.shared.lock.load(Ordering::Relaxed)) };
     }
 }
 
@@ -132,26 +132,21 @@ pub fn get() -> Option<&'static Shared> {
 /// # Safety
 /// From a shmem_request_hook.
 pub unsafe fn request(capacity: usize) {
-    pg_sys::RequestAddinShmemSpace(size(capacity));
-    pg_sys::RequestNamedLWLockTranche(NAME.as_ptr(), 1);
+    area::request(NAME, size(capacity), true);
 }
 
-/// Makes the area, empty, and returns it. A child of the postmaster inherits it; builds that start their processes
-/// otherwise (EXEC_BACKEND, Windows) are not supported.
+/// Makes the area, empty, and returns it.
 ///
 /// # Safety
 /// From a shmem_startup_hook, after [`request`] with the same capacity.
 pub unsafe fn attach(capacity: usize) -> &'static Shared {
-    let mut found = false;
-    let area = pg_sys::ShmemInitStruct(NAME.as_ptr(), size(capacity), &mut found).cast::<Shared>();
-    if !found {
-        std::ptr::write_bytes(area.cast::<u8>(), 0, size(capacity));
+    let (area, is_new) = area::attach::<Shared>(NAME, size(capacity));
+    if is_new {
         let shared = &*area;
-        let lock = std::ptr::addr_of_mut!((*pg_sys::GetNamedLWLockTranche(NAME.as_ptr())).lock);
-        shared.lock.store(lock, Ordering::Relaxed);
+        shared.lock.assign(NAME);
         shared.capacity.store(capacity as u32, Ordering::Relaxed);
         super::fanout::init(shared);
-        let now = pg_sys::GetCurrentTimestamp();
+        let now = now();
         shared.fanout_since.store(now, Ordering::Relaxed);
         shared.routing_since.store(now, Ordering::Relaxed);
     }
