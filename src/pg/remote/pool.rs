@@ -87,9 +87,9 @@ pub fn active() -> Vec<Rc<Link>> {
     POOL.with(|pool| pool.links.borrow().iter().filter(|link| link.is_active()).cloned().collect())
 }
 
-/// The shards' processes behind all links.
-pub fn processes() -> Vec<(String, i32)> {
-    let process = |link: &Rc<Link>| (link.target.server.clone(), link.conn().backend_pid());
+/// The processes behind all links, with their foreign servers.
+pub fn processes() -> Vec<(u32, i32)> {
+    let process = |link: &Rc<Link>| (link.target.id.to_u32(), link.conn().backend_pid());
     POOL.with(|pool| pool.links.borrow().iter().map(process).collect())
 }
 

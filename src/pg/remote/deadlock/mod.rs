@@ -22,7 +22,6 @@ use super::failure::{Failure, Result};
 use super::link::Link;
 use super::target::Target;
 use super::{pool, resolve};
-use crate::pg::encoding;
 use crate::pg::settings::DEADLOCK_TIMEOUT;
 use ask::{Asking, Shard};
 pub use waiting::Waiting;
@@ -120,12 +119,12 @@ impl Look {
     fn new(links: &[&Link]) -> Self {
         let mut shards = BTreeMap::new();
         for link in links {
-            let server = server_oid(&link.target.server);
+            let server = link.target.id.to_u32();
             shards.entry(server).or_insert_with(|| Shard::new(server, Rc::clone(&link.target)));
         }
         Self {
             own: own_session(),
-            own_pids: pool::processes().into_iter().map(|(server, pid)| (server_oid(&server), pid)).collect(),
+            own_pids: pool::processes(),
             waited_for: shards.keys().copied().collect(),
             asking: Asking::new(links.iter().map(|link| link.socket()).collect(), Instant::now() + LIMIT),
             shards,
@@ -230,7 +229,7 @@ impl Look {
         );
         let waits_at = |wait: &&Wait| wait.waiter == Party::Session(self.own);
         let place = circle.path.iter().find(waits_at).map(|wait| wait.place);
-        let at = links.iter().find(|link| place == Some(Place::Shard(server_oid(&link.target.server))));
+        let at = links.iter().find(|link| place == Some(Place::Shard(link.target.id.to_u32())));
         match at.or(links.first()) {
             Some(link) => failure.at_shard(&link.target.server),
             None => failure,
@@ -263,13 +262,6 @@ impl Look {
             Place::Here => "",
         }
     }
-}
-
-/// The foreign server of that name.
-fn server_oid(name: &str) -> u32 {
-    let name = encoding::server_string(name);
-    // SAFETY: a system cache look-up, within a transaction.
-    unsafe { pg_sys::get_foreign_server_oid(name.as_ptr(), true) }.to_u32()
 }
 
 /// Waits until one of the links has something to be read; looks for deadlocks meanwhile.
