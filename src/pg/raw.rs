@@ -1,4 +1,7 @@
-//! Functions of the server that pgrx's bindings leave out. Each is exported by every version from 15 to 18.
+//! Functions of the server that pgrx's bindings leave out, each exported by every version from 15 to 18, and small calls of
+//! others.
+
+use std::ffi::{CStr, CString};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
@@ -156,4 +159,13 @@ pub unsafe fn evaluate(
             pg_sys::Datum::from(0)
         }
     }
+}
+
+/// Adds a line to EXPLAIN's output: `value` is in the database's encoding.
+///
+/// # Safety
+/// Inside EXPLAIN.
+pub unsafe fn explain_text(es: *mut pg_sys::ExplainState, label: &CStr, value: &[u8]) {
+    let value = CString::new(value).unwrap_or_default();
+    pg_sys::ExplainPropertyText(label.as_ptr(), value.as_ptr(), es);
 }

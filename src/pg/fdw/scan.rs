@@ -1,7 +1,5 @@
 //! Foreign scans planned and explained: the note goes into the plan and is shown by EXPLAIN. Read next: [`super::lazy`].
 
-use std::ffi::CString;
-
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use shardmap_core::route::Step;
@@ -10,6 +8,7 @@ use super::rows::reads_only;
 use super::{call_original, note, security};
 use crate::pg::error::Refusal;
 use crate::pg::query::tree::{items, tag, walk_expression};
+use crate::pg::raw::explain_text;
 use crate::pg::reads::explain::server_or_raise;
 use crate::pg::{catalog, flag};
 
@@ -177,11 +176,7 @@ pub unsafe fn explain(
     estate: *mut pg_sys::EState,
     es: *mut pg_sys::ExplainState,
 ) {
-    let property = |label: &std::ffi::CStr, value: &str| {
-        if let Ok(value) = CString::new(value) {
-            pg_sys::ExplainPropertyText(label.as_ptr(), value.as_ptr(), es);
-        }
-    };
+    let property = |label: &std::ffi::CStr, value: &str| explain_text(es, label, value.as_bytes());
     if let Some(server) = server {
         property(c"Shard", &server);
     }

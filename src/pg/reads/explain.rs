@@ -1,14 +1,12 @@
 //! What EXPLAIN says about the server of a read.
 
-use std::ffi::{CStr, CString};
-
 use pgrx::pg_sys::{self, Oid};
 
 use super::reader::Reader;
-use super::route;
+use super::{route, servers};
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
-use crate::pg::fdw::scan::server_name;
+use crate::pg::raw::explain_text;
 use crate::pg::remote::Result;
 
 /// Adds the server from which a shard is read, or would be now, and why; nothing unless replicas may be used at all.
@@ -23,15 +21,11 @@ pub unsafe fn server(shard: Oid, used: Option<&Reader>, reads_only: bool, es: *m
         Some(reader) => (reader.connection.shard().to_owned(), reader.reason.to_owned()),
         None => {
             let (server, reason) = route::expected(shard, reads_only)?;
-            (server_name(server).unwrap_or_default(), reason)
+            (servers::name(server), reason)
         }
     };
-    let property = |label: &CStr, value: &str| {
-        let value = CString::new(encoding::server(value)).unwrap_or_default();
-        pg_sys::ExplainPropertyText(label.as_ptr(), value.as_ptr(), es);
-    };
-    property(c"Read From", &name);
-    property(c"Read From Because", &reason);
+    explain_text(es, c"Read From", &encoding::server(&name));
+    explain_text(es, c"Read From Because", &encoding::server(&reason));
     Ok(())
 }
 

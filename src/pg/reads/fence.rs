@@ -9,7 +9,6 @@ use pgrx::PgSqlErrorCode;
 use shardmap_core::reads::choice::Heard;
 
 use super::{ask, servers};
-use crate::pg::fdw::scan::server_name;
 use crate::pg::remote::{Failure, Result};
 
 /// Makes sure that the shard's primary is not known to be a former one.
@@ -29,9 +28,7 @@ pub fn check(shard: Oid, user: Oid) -> Result<()> {
     if !is_former(own) {
         return Ok(());
     }
-    // SAFETY: inside a transaction.
-    let name = |server: Oid| unsafe { server_name(server) }.unwrap_or_default();
-    let shard = name(shard);
+    let shard = servers::name(shard);
     Err(Failure::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("cannot write to shard \"{shard}\": its server is a former primary"),
@@ -39,7 +36,7 @@ pub fn check(shard: Oid, user: Oid) -> Result<()> {
     .detail(format!(
         "It is on timeline {}, replica \"{}\" on timeline {}.",
         own.position.timeline.0,
-        name(replica),
+        servers::name(replica),
         newest.position.timeline.0
     ))
     .hint(format!(

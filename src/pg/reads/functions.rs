@@ -11,10 +11,9 @@ use shardmap_core::reads::token::{Mark, ReadToken};
 
 use super::route::{self, Demand, Which};
 use super::settings::{self, no_token, Consistency, CONSISTENCY};
-use super::{ask, session};
+use super::{ask, servers, session};
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
-use crate::pg::fdw::scan::server_name;
 use crate::pg::remote::Result;
 
 /// Raises what went wrong. (What a shard said of its objects is of no use here.)
@@ -25,11 +24,6 @@ fn or_raise<T>(outcome: Result<T>) -> T {
 fn user() -> Oid {
     // SAFETY: reads a variable of the session.
     unsafe { pg_sys::GetUserId() }
-}
-
-fn name(server: Oid) -> String {
-    // SAFETY: inside a transaction.
-    unsafe { server_name(server) }.unwrap_or_default()
 }
 
 /// The token as text; `None` if it asks for nothing.
@@ -153,12 +147,12 @@ fn choose_replica(
     let considered: Vec<_> = chosen
         .considered
         .iter()
-        .map(|(server, verdict)| format!("{}: {}", name(Oid::from(*server)), route::describe(*verdict)))
+        .map(|(server, verdict)| format!("{}: {}", servers::name(Oid::from(*server)), route::describe(*verdict)))
         .collect();
-    let lag = super::servers::heard(chosen.server).and_then(|heard| heard.lag).map(|lag| lag.as_secs_f64());
+    let lag = servers::heard(chosen.server).and_then(|heard| heard.lag).map(|lag| lag.as_secs_f64());
     let role = if chosen.is_replica { "replica" } else { "primary" };
     TableIterator::once((
-        name(chosen.server),
+        servers::name(chosen.server),
         role.to_owned(),
         lag,
         chosen.reason.to_owned(),

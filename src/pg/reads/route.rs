@@ -16,7 +16,6 @@ use shardmap_core::reads::token::{Mark, ReadToken, ShardPrint};
 use super::session::{self, Note, Track, PRIMARY};
 use super::settings::{self, Consistency, CONSISTENCY, READ_PREFERENCE, STICKY_READS};
 use super::{ask, servers};
-use crate::pg::fdw::scan::server_name;
 use crate::pg::query::tree::items;
 use crate::pg::remote::transaction::give_up;
 use crate::pg::remote::{any_wrote, Connection, Failure, Result};
@@ -178,8 +177,7 @@ fn needed(shard: Oid, demand: &Demand) -> Option<Mark> {
 
 /// A shard as tokens name it.
 pub fn print(shard: Oid) -> ShardPrint {
-    // SAFETY: inside a transaction.
-    ShardPrint::of(&unsafe { server_name(shard) }.unwrap_or_default())
+    ShardPrint::of(&servers::name(shard))
 }
 
 /// Whether the session knows of an older timeline only, and has used the shard since: where that is now may be on a newer
@@ -251,8 +249,7 @@ fn check_primary(primary: &Connection, shard: Oid, token: Option<Mark>) -> Resul
     if heard.system == token.system && heard.position.timeline >= token.position.timeline && !heard.in_recovery {
         return Ok(());
     }
-    // SAFETY: inside a transaction.
-    let name = unsafe { server_name(shard) }.unwrap_or_default();
+    let name = servers::name(shard);
     Err(Failure::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("shard \"{name}\" does not have what the read must not miss"),
@@ -265,17 +262,15 @@ fn check_primary(primary: &Connection, shard: Oid, token: Option<Mark>) -> Resul
 }
 
 fn none(shard: Oid, considered: &[(u32, Verdict)]) -> Failure {
-    // SAFETY: inside a transaction.
-    let name = |server: Oid| unsafe { server_name(server) }.unwrap_or_default();
     let found: Vec<_> = considered
         .iter()
         .filter(|(server, _)| *server != shard.to_u32())
-        .map(|(server, verdict)| format!("\"{}\": {}", name(Oid::from(*server)), describe(*verdict)))
+        .map(|(server, verdict)| format!("\"{}\": {}", servers::name(Oid::from(*server)), describe(*verdict)))
         .collect();
     let detail = if found.is_empty() { "It has no replicas.".to_owned() } else { format!("{}.", found.join("; ")) };
     Failure::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("no replica of shard \"{}\" can answer this read", name(shard)),
+        format!("no replica of shard \"{}\" can answer this read", servers::name(shard)),
     )
     .detail(detail)
     .hint("SET shardmap.read_preference = 'prefer_replica' lets the primary answer then.")

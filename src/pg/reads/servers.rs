@@ -17,6 +17,7 @@ use shardmap_core::replica::{Observation, Rotation, Standing};
 
 use crate::pg::clock::moment as now;
 use crate::pg::encoding;
+use crate::pg::fdw::scan::server_name;
 use crate::pg::replicas::{registry, shared};
 
 /// How long a replica is not asked after it was waited for in vain.
@@ -73,6 +74,12 @@ impl Server {
             may_ask: self.may_ask,
         }
     }
+}
+
+/// The name of a foreign server. Inside a transaction.
+pub fn name(server: Oid) -> String {
+    // SAFETY: a system cache look-up.
+    unsafe { server_name(server) }.unwrap_or_default()
 }
 
 /// How old an observation may be.

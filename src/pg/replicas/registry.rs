@@ -9,7 +9,6 @@ use pgrx::pg_sys;
 use crate::pg::catalog::scan;
 
 /// A registered replica.
-#[allow(dead_code)] // what the choice of a replica goes by
 pub struct Replica {
     /// Its name, which is its foreign server's.
     pub name: String,

@@ -14,6 +14,7 @@ use super::plan::{OneKey, Private};
 use super::run::{plan_of, route_of, shard, table, Route};
 use crate::pg::encoding;
 use crate::pg::query::tree::{cast, items};
+use crate::pg::raw::explain_text;
 use crate::pg::reads::explain;
 use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
@@ -36,28 +37,23 @@ pub unsafe extern "C-unwind" fn explain(
         let is_known = !matches!(private.key, OneKey::Late) || !(*(*node).ss.ps.state).es_param_list_info.is_null();
         match is_known.then(|| shard(node, &private, &table)).transpose()?.flatten() {
             Some(shard) => {
-                property(es, c"Shard", &encoding::server(&table.keyspace.shard_name(shard)));
+                explain_text(es, c"Shard", &encoding::server(&table.keyspace.shard_name(shard)));
                 let used = route_of(node).map(|route| &route.reader);
                 if let Some(server) = table.servers.get(&shard) {
                     explain::server(*server, used, private.reads_only, es)?;
                 }
             }
-            None => property(es, c"Shard", b"that of the key, known when the statement starts"),
+            None => explain_text(es, c"Shard", b"that of the key, known when the statement starts"),
         }
-        property(es, c"Routing", Step::Routed.describe().as_bytes());
+        explain_text(es, c"Routing", Step::Routed.describe().as_bytes());
         if (*es).verbose {
-            property(es, c"Remote SQL", &private.sql);
+            explain_text(es, c"Remote SQL", &private.sql);
         }
         if (*es).analyze {
             analyzed(node, &private, es)?;
         }
         Ok(())
     });
-}
-
-unsafe fn property(es: *mut pg_sys::ExplainState, label: &CStr, value: &[u8]) {
-    let value = CString::new(value).unwrap_or_default();
-    pg_sys::ExplainPropertyText(label.as_ptr(), value.as_ptr(), es);
 }
 
 /// What is known once it has run.
@@ -118,9 +114,9 @@ unsafe fn shards_plan(route: &Route, es: *mut pg_sys::ExplainState) -> Result<Ve
 unsafe fn show_plan(plan: &[u8], es: *mut pg_sys::ExplainState) {
     const LABEL: &CStr = c"Shard Plan";
     if (*es).format != pg_sys::ExplainFormat::EXPLAIN_FORMAT_TEXT {
-        return property(es, LABEL, plan);
+        return explain_text(es, LABEL, plan);
     }
-    property(es, LABEL, b"");
+    explain_text(es, LABEL, b"");
     for line in plan.split(|byte| *byte == b'\n') {
         let line = CString::new(line).unwrap_or_default();
         pg_sys::appendStringInfoSpaces((*es).str_, (*es).indent * 2 + 2);

@@ -14,6 +14,7 @@ use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::flag;
 use crate::pg::query::tree::nth;
+use crate::pg::raw::explain_text;
 
 const NODE: &CStr = c"ShardRefusal";
 /// More than any plan that could be chosen.
@@ -113,6 +114,5 @@ unsafe extern "C-unwind" fn explain(
     _ancestors: *mut pg_sys::List,
     es: *mut pg_sys::ExplainState,
 ) {
-    let text = encoding::server_string(&refusal(node).message);
-    pg_sys::ExplainPropertyText(c"Refused".as_ptr(), text.as_ptr(), es);
+    explain_text(es, c"Refused", &encoding::server(&refusal(node).message));
 }
