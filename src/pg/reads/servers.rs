@@ -4,7 +4,7 @@
 //! is there. A replica that was waited for in vain is not asked again for a while. The list of replicas is read anew when
 //! a foreign server has changed, and after [`LIST_HOLDS`].
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -59,7 +59,6 @@ thread_local! {
     static HEARD: RefCell<HashMap<Oid, (Instant, Heard)>> = RefCell::default();
     static LOST: RefCell<HashMap<Oid, Instant>> = RefCell::default();
     static ASKED_IN_VAIN: RefCell<HashMap<Oid, Instant>> = RefCell::default();
-    static CHANCE: Cell<u64> = const { Cell::new(0) };
 }
 
 impl Server {
@@ -225,15 +224,6 @@ fn read_list() -> HashMap<Oid, Rc<[Replica]>> {
 
 /// A random number; not for secrets.
 pub fn chance() -> u64 {
-    let seed = || {
-        // SAFETY: reads the clock and this process' number.
-        unsafe { pg_sys::GetCurrentTimestamp() as u64 ^ (pg_sys::MyProcPid as u64) << 32 }
-    };
-    let before = if CHANCE.get() == 0 { seed() } else { CHANCE.get() };
-    // Source: Sebastiano Vigna, splitmix64.
-    let state = before.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    CHANCE.set(state);
-    let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ mixed >> 31
+    // SAFETY: this process' own generator, which Postgres has seeded.
+    unsafe { pg_sys::pg_prng_uint64(std::ptr::addr_of_mut!(pg_sys::pg_global_prng_state)) }
 }
