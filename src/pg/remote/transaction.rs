@@ -263,6 +263,7 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
 /// Commits on the shards, or brings them to where nothing but the local commit decides.
 fn commit() -> Result<()> {
     reference::flush()?;
+    leave_lost_replicas();
     let links = pool::taking_part();
     links.iter().filter(|link| commit::writes(link)).for_each(|link| session::note_write(link.target.id));
     if let Some(gone) = links.iter().find(|link| !link.is_open()) {
@@ -278,6 +279,12 @@ fn commit() -> Result<()> {
     forget_cancel();
     links.iter().for_each(|link| link.tell_notices());
     Ok(())
+}
+
+/// Lets go of replicas whose connections are lost: nothing is lost with them, and what they have answered still counts.
+fn leave_lost_replicas() {
+    let is_lost = |link: &&Rc<Link>| link.remote.reads_only.get() && !link.is_open();
+    pool::taking_part().iter().filter(is_lost).for_each(|link| leave(link));
 }
 
 /// The local transaction has committed.
@@ -329,6 +336,7 @@ unsafe extern "C-unwind" fn on_subtransaction(
             match event {
                 pg_sys::SubXactEvent::SUBXACT_EVENT_PRE_COMMIT_SUB => {
                     reference::flush()?;
+                    leave_lost_replicas();
                     release(&pool::taking_part(), savepoint::depth())?
                 }
                 pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
