@@ -53,40 +53,14 @@ END
 $$;
 COMMENT ON FUNCTION shardmap._check_new_replica(text, text, double precision) IS 'raises an error unless a replica of that name and weight can be made';
 
--- What is not given is as it is for the shard: a replica has the same databases and users. Runs as the caller.
-CREATE FUNCTION shardmap._create_replica_server(shard text, name text, host text, port integer, dbname text, options text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    server_options text;
-    mapping_options text;
-    secret constant text[] := ARRAY['user', 'password', 'sslpassword', 'oauth_client_secret', 'password_required'];
-    address constant text[] := ARRAY['host', 'hostaddr', 'port', 'service', 'target_session_attrs', 'load_balance_hosts'];
-BEGIN
-    WITH given (name, value) AS (
-        SELECT o.name, o.value FROM shardmap._parse_options(coalesce(options, '')) o
-        UNION ALL SELECT 'host', _create_replica_server.host WHERE _create_replica_server.host IS NOT NULL
-        UNION ALL SELECT 'port', _create_replica_server.port::text WHERE _create_replica_server.port IS NOT NULL
-        UNION ALL SELECT 'dbname', _create_replica_server.dbname WHERE _create_replica_server.dbname IS NOT NULL
-    ), completed AS (
-        SELECT g.name, g.value FROM given g
-        UNION ALL
-        SELECT o.option_name, o.option_value
-          FROM pg_foreign_server f, pg_options_to_table(f.srvoptions) o
-         WHERE f.srvname = _create_replica_server.shard AND o.option_name <> ALL (address)
-           AND NOT EXISTS (SELECT FROM given g WHERE g.name = o.option_name)
-    )
-    SELECT string_agg(format('%I %L', c.name, c.value), ', ' ORDER BY c.name) FILTER (WHERE c.name <> ALL (secret)),
-           string_agg(format('%I %L', c.name, c.value), ', ' ORDER BY c.name) FILTER (WHERE c.name = ANY (secret))
-      INTO server_options, mapping_options FROM completed c;
-    EXECUTE format('CREATE SERVER %I FOREIGN DATA WRAPPER shardmap_fdw%s', name, ' OPTIONS (' || server_options || ')');
-    EXECUTE format('COMMENT ON SERVER %I IS %L', name, 'replica of a shard of pg_shardmap');
-    IF mapping_options IS NOT NULL THEN
-        EXECUTE format('CREATE USER MAPPING FOR CURRENT_USER SERVER %I OPTIONS (%s)', name, mapping_options);
-    END IF;
-    EXECUTE format('ALTER SERVER %I OWNER TO shardmap_admin', name);
-END
+CREATE FUNCTION shardmap._replica_options(shard text) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce(jsonb_object_agg(o.option_name, o.option_value), '{}')
+      FROM pg_foreign_server f, pg_options_to_table(f.srvoptions) o
+     WHERE f.srvname = $1
+       AND o.option_name NOT IN ('host', 'hostaddr', 'port', 'service', 'target_session_attrs', 'load_balance_hosts')
 $$;
-COMMENT ON FUNCTION shardmap._create_replica_server(text, text, text, integer, text, text) IS 'makes a replica''s foreign server, owned by shardmap_admin, and a user mapping if the options name a user';
+COMMENT ON FUNCTION shardmap._replica_options(text) IS 'options of a shard''s foreign server that its replicas'' have too: all but where it is';
 
 -- The system identifier of a server, NULL where the user may not see it.
 CREATE FUNCTION shardmap._system_identifier(server text) RETURNS text
@@ -163,7 +137,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET standard_conforming_s
 BEGIN
     PERFORM shardmap._find_shard(shard);
     PERFORM shardmap._check_new_replica(shard, name, weight);
-    PERFORM shardmap._create_replica_server(shard, name, host, port, dbname, options);
+    PERFORM shardmap._create_server(name, host, port, dbname, options, shardmap._replica_options(shard), 'replica of a shard of pg_shardmap');
     PERFORM shardmap._register_replica(shard, name, weight, coalesce(zone, ''));
     PERFORM shardmap._check_replica(shard, name);
 END
@@ -209,7 +183,7 @@ DECLARE
     function text;
 BEGIN
     FOREACH function IN ARRAY ARRAY['_check_replica_weight(text, double precision)', '_check_new_replica(text, text, double precision)',
-        '_create_replica_server(text, text, text, integer, text, text)', '_system_identifier(text)', '_check_replica(text, text)',
+        '_replica_options(text)', '_system_identifier(text)', '_check_replica(text, text)',
         '_register_replica(text, text, double precision, text)', '_update_replica(text, double precision, text, boolean)',
         '_delete_replica(text)', '_no_replica(text)',
         'add_replica(text, text, text, integer, text, text, double precision, text)', 'set_replica(text, double precision, text)',

@@ -116,7 +116,8 @@ REVOKE ALL ON FUNCTION shardmap._register_shard(text, text, double precision, te
 GRANT EXECUTE ON FUNCTION shardmap._register_shard(text, text, double precision, text, bigint[]) TO shardmap_admin;
 
 -- Runs as the caller, so that the user mapping is the caller's and no one reads with another's password.
-CREATE FUNCTION shardmap._create_server(name text, host text, port integer, dbname text, options text) RETURNS void
+-- `defaults`: the options that it has unless they are given.
+CREATE FUNCTION shardmap._create_server(name text, host text, port integer, dbname text, options text, defaults jsonb, remark text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     server_options text;
@@ -131,23 +132,22 @@ BEGIN
     ), completed AS (
         SELECT g.name, g.value FROM given g
         UNION ALL
-        SELECT d.name, d.value
-          FROM (VALUES ('fetch_size', '1000'), ('batch_size', '1000'), ('async_capable', 'true'),
-                ('user', CURRENT_USER::text)) d (name, value)
-         WHERE NOT EXISTS (SELECT FROM given g WHERE g.name = d.name)
+        SELECT d.key, d.value FROM jsonb_each_text(defaults) d WHERE NOT EXISTS (SELECT FROM given g WHERE g.name = d.key)
     )
     SELECT string_agg(format('%I %L', c.name, c.value), ', ' ORDER BY c.name) FILTER (WHERE c.name <> ALL (secret)),
            string_agg(format('%I %L', c.name, c.value), ', ' ORDER BY c.name) FILTER (WHERE c.name = ANY (secret))
       INTO server_options, mapping_options FROM completed c;
-    EXECUTE format('CREATE SERVER %I FOREIGN DATA WRAPPER shardmap_fdw OPTIONS (%s)', name, server_options);
-    EXECUTE format('COMMENT ON SERVER %I IS %L', name, 'shard of pg_shardmap');
-    EXECUTE format('CREATE USER MAPPING FOR CURRENT_USER SERVER %I%s', name, ' OPTIONS (' || mapping_options || ')');
+    EXECUTE format('CREATE SERVER %I FOREIGN DATA WRAPPER shardmap_fdw%s', name, ' OPTIONS (' || server_options || ')');
+    EXECUTE format('COMMENT ON SERVER %I IS %L', name, remark);
+    IF mapping_options IS NOT NULL THEN
+        EXECUTE format('CREATE USER MAPPING FOR CURRENT_USER SERVER %I OPTIONS (%s)', name, mapping_options);
+    END IF;
     EXECUTE format('ALTER SERVER %I OWNER TO shardmap_admin', name);
 END
 $$;
-COMMENT ON FUNCTION shardmap._create_server(text, text, integer, text, text) IS 'makes a shard''s foreign server, owned by shardmap_admin, and the caller''s user mapping';
-REVOKE ALL ON FUNCTION shardmap._create_server(text, text, integer, text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._create_server(text, text, integer, text, text) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap._create_server(text, text, integer, text, text, jsonb, text) IS 'makes a foreign server, owned by shardmap_admin, and the caller''s user mapping if the options name a user';
+REVOKE ALL ON FUNCTION shardmap._create_server(text, text, integer, text, text, jsonb, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._create_server(text, text, integer, text, text, jsonb, text) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._check_new_shard(name text, weight double precision) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -225,7 +225,8 @@ DECLARE
 BEGIN
     space := shardmap._lock_keyspace(keyspace);
     PERFORM shardmap._check_new_shard(name, weight);
-    PERFORM shardmap._create_server(name, host, port, dbname, options);
+    PERFORM shardmap._create_server(name, host, port, dbname, options,
+        jsonb_build_object('fetch_size', '1000', 'batch_size', '1000', 'async_capable', 'true', 'user', CURRENT_USER), 'shard of pg_shardmap');
     PERFORM shardmap._check_address(name, keyspace);
     PERFORM shardmap._check_shard(name);
     -- Under strategy range a shard owns what set_range gives it: being there changes nothing.
