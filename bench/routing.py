@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from harness import pgbench
 from harness.figures import figure, ratio, say, wanted
 from harness.loading import connect, load_postgres_fdw, load_shards, unload_shards
-from harness.peers import pgbouncer, plproxy
+from harness.peers import plproxy, through_pgbouncer
 from harness.statements import FANOUT, KEYED, Statement, parts
 
 PEERS = {"postgres_fdw": "direct", "pgbouncer": "direct", "plproxy": "plproxy_direct"}  # and what each is compared with
@@ -101,7 +101,7 @@ def main():
         if "postgres_fdw" in needed:
             ways.append(load_postgres_fdw())
         if "pgbouncer" in needed:
-            ways += stack.enter_context(pgbouncer(ways[0]))
+            ways += stack.enter_context(through_pgbouncer(ways[0]))
         if "plproxy" in needed:
             ways += stack.enter_context(plproxy())
         for statement in KEYED + FANOUT:

@@ -10,12 +10,11 @@ no transactions over statements. Writes are functions on its shards, as it wants
 import contextlib
 import os
 import pathlib
-import subprocess
-import time
 
+import pgbouncer
 import psycopg
 from cluster import Cluster
-from server import TOOLS, as_run_user, free_port, give_to_run_user
+from server import TOOLS
 
 from harness.loading import ASKED, KEYS, ROWS, TABLES, Way, column, connect, settle
 from harness.statements import FANOUT
@@ -23,19 +22,6 @@ from harness.statements import FANOUT
 PEERS = TOOLS / "peers" / "bin"
 SHARDS = 8
 NOT_OF_ONE_SHARD = {statement.name: None for statement in FANOUT}
-
-PGBOUNCER = """
-[databases]
-transaction = {target} pool_mode=transaction
-session = {target} pool_mode=session
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = any
-default_pool_size = 20
-logfile = {folder}/log
-"""
 
 PLPROXY_SHARD = """
 CREATE FUNCTION keyed_update(key bigint, number int) RETURNS void LANGUAGE sql AS
@@ -68,39 +54,18 @@ PLPROXY_TEXTS = {
 
 
 @contextlib.contextmanager
-def pgbouncer(direct):
+def through_pgbouncer(direct):
     """The way `direct` through PgBouncer, which runs meanwhile; no way if it is not to be had."""
-    if not (PEERS / "pgbouncer").exists():
+    if not pgbouncer.is_there():
         yield []
         return
-    port, folder = free_port(), pathlib.Path(os.environ["CLUSTER_DIR"]) / "pgbouncer"
-    folder.mkdir(exist_ok=True)
-    give_to_run_user(folder)
-    parts = psycopg.conninfo.conninfo_to_dict(direct.dsn)
+    folder, parts = pathlib.Path(os.environ["CLUSTER_DIR"]) / "pgbouncer", psycopg.conninfo.conninfo_to_dict(direct.dsn)
     target = " ".join(f"{name}={parts[name]}" for name in ("host", "port", "dbname", "user"))
-    (folder / "ini").write_text(PGBOUNCER.format(target=target, port=port, folder=folder))
-    process = subprocess.Popen([str(PEERS / "pgbouncer"), "--quiet", str(folder / "ini")], stderr=subprocess.DEVNULL,
-                               **as_run_user())
-    try:
+    databases = [f"{pool} = {target} pool_mode={pool}" for pool in ("transaction", "session")]
+    with pgbouncer.pgbouncer(folder, databases, "transaction", parts["user"], default_pool_size=20) as port:
         dsns = {mode: f"host=127.0.0.1 port={port} dbname={pool} user={parts['user']}"
                 for mode, pool in (("prepared", "session"), ("extended", "transaction"), ("simple", "transaction"))}
-        wait_for(dsns["simple"], process)
         yield [Way("pgbouncer", dsns["simple"], direct.keys, own=NOT_OF_ONE_SHARD, dsns=dsns)]
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def wait_for(dsn, process):
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            connect(dsn).close()
-            return
-        except psycopg.OperationalError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
 
 
 @contextlib.contextmanager

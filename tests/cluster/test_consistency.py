@@ -8,8 +8,8 @@ CONSISTENCY_SEED repeats (as far as threads can be repeated). Read tests/cluster
 import os
 import random
 
+import pgbouncer
 import pytest
-from consistency import pooler
 from consistency.clients import TokenClient
 from consistency.history import Event, violations
 from consistency.runner import GUARDED, UNGUARDED, make_cluster, run
@@ -46,9 +46,14 @@ def test_nobody_misses_his_writes_or_goes_back_in_time(cluster):
 
 @pytest.mark.timeout(SECONDS + 300)
 def test_through_a_pooler_in_transaction_mode(cluster):
-    if not pooler.is_there():
-        pytest.skip("there is no pgbouncer: scripts/peers.sh gets one")
-    with pooler.pgbouncer(cluster) as dsn:
+    if not pgbouncer.fetch():
+        pytest.skip("there is no PgBouncer here")
+    # Its sessions with the coordinator are three, whoever comes.
+    databases = [f"app = host=127.0.0.1 port={cluster.coordinator.port} dbname=app user=postgres pool_size=3"]
+    settings = {"pool_mode": "transaction", "server_reset_query_always": 0,
+                "ignore_startup_parameters": "options,extra_float_digits"}
+    with pgbouncer.pgbouncer(cluster.directory / "pgbouncer", databases, "app", **settings) as port:
+        dsn = f"host=127.0.0.1 port={port} dbname=app user=postgres"
         report = verdict("through PgBouncer", run(cluster, SECONDS / 2, [TokenClient] * 6, SEED, log=say, pooled=dsn))
     assert report.reads > 50 * SECONDS / 2 and report.share > 0.05
     assert not report.violations, "\n".join(map(str, report.violations[:10]))

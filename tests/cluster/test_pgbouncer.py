@@ -5,30 +5,16 @@ coordinator get each other's all the time. Where PgBouncer cannot be had these t
 """
 
 import contextlib
-import subprocess
 import threading
 import time
 
+import pgbouncer
 import psycopg
 import pytest
 from asking import Database
 from proxy import Proxy
 from psycopg import errors
-from server import ROOT, TOOLS, as_run_user, free_port, give_to_run_user
 
-INI = """
-[databases]
-* = host=127.0.0.1 port={target} user=postgres
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-default_pool_size = {size}
-max_client_conn = 500
-logfile = {folder}/log
-"""
 OURS = ("TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output", "lock_timeout", "array_nulls",
         "quote_all_identifiers", "search_path", "standard_conforming_strings")
 SETUP = """
@@ -39,30 +25,14 @@ SELECT shardmap.distribute_table('t', 'k');
 
 
 @contextlib.contextmanager
-def pgbouncer(target, folder, size=2):
+def pooled(target, folder, size=2):
     """A PgBouncer before the server at port `target`; its port."""
-    program = TOOLS / "peers" / "bin" / "pgbouncer"
-    if not program.exists():
-        subprocess.run([str(ROOT / "scripts" / "peers.sh"), "pgbouncer"], check=False)
-    if not program.exists():
+    if not pgbouncer.fetch():
         pytest.skip("there is no PgBouncer here")
-    port = free_port()
-    give_to_run_user(folder)
-    (folder / "ini").write_text(INI.format(target=target, port=port, folder=folder, size=size))
-    process = subprocess.Popen([str(program), "--quiet", str(folder / "ini")], stderr=subprocess.DEVNULL, **as_run_user())
-    try:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                psycopg.connect(f"host=127.0.0.1 port={port} dbname=postgres user=postgres").close()
-                break
-            except psycopg.OperationalError:
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
+    databases = [f"* = host=127.0.0.1 port={target} user=postgres"]
+    settings = {"pool_mode": "transaction", "default_pool_size": size, "max_client_conn": 500}
+    with pgbouncer.pgbouncer(folder, databases, "postgres", **settings) as port:
         yield port
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +46,7 @@ def folder(shared_cluster):
 def db(shared_cluster, folder):
     """A database whose shards are behind a pooler, whose port it has."""
     name = "pgbouncer"
-    with pgbouncer(shared_cluster.shard_server(0).port, folder) as port:
+    with pooled(shared_cluster.shard_server(0).port, folder) as port:
         shared_cluster.new_database(name, shards=0)
         for shard in range(4):
             shared_cluster.shard_server(shard).psql(f'CREATE DATABASE "{shared_cluster.shard_database(shard, name)}"')
