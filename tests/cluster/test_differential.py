@@ -6,12 +6,11 @@ DIFFERENTIAL_SEED: `seed` or `seed/round`, as a failure prints it.
 """
 
 import os
-import random
 
 import pytest
 from cluster import Cluster
 from differential import schema
-from differential.runner import Runner
+from differential.runner import Runner, what_to_run
 
 MINUTES = float(os.environ.get("DIFFERENTIAL_MINUTES") or 0)
 SEED, ROUNDS = "2028", 20
@@ -26,12 +25,8 @@ def cluster():
 
 @pytest.mark.timeout(MINUTES * 60 + 600)
 def test_differential(cluster):
-    seed, _, number = os.environ.get("DIFFERENTIAL_SEED", "").partition("/")
-    rounds = [int(number)] if number else None
-    if not seed and not MINUTES:
-        seed, rounds = SEED, list(range(ROUNDS))
-    seed = seed or str(random.SystemRandom().randrange(10**6))
-    print(f"\ndifferential: DIFFERENTIAL_SEED={seed}{'/' + number if number else ''}, {MINUTES:g} minutes", flush=True)
+    seed, rounds = what_to_run(MINUTES, SEED, ROUNDS)
+    print(f"\ndifferential: DIFFERENTIAL_SEED={seed}{f'/{rounds[0]}' if rounds and len(rounds) == 1 else ''}, {MINUTES:g} minutes", flush=True)
     runner = Runner(cluster.dsn(), seed, log=lambda text: print(text, flush=True))
     failures = runner.run(MINUTES or (2 if not rounds else 0), rounds)
     print(f"differential: seed {seed}: {runner.summary()}", flush=True)

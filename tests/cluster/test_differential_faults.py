@@ -5,12 +5,12 @@ differential`; DIFFERENTIAL_SEED as a failure prints it. When a fault strikes de
 """
 
 import os
-import random
 
 import pytest
 from cluster import Cluster
 from differential import schema
 from differential.faults import FaultyRunner
+from differential.runner import what_to_run
 from proxy import Proxy
 
 MINUTES = float(os.environ.get("DIFFERENTIAL_MINUTES") or 0)
@@ -26,11 +26,7 @@ def cluster():
 
 @pytest.mark.timeout(MINUTES * 60 + 600)
 def test_differential_with_faults(cluster):
-    seed, _, number = os.environ.get("DIFFERENTIAL_SEED", "").partition("/")
-    rounds = [int(number)] if number else None
-    if not seed and not MINUTES:
-        seed, rounds = SEED, list(range(ROUNDS))
-    seed = seed or str(random.SystemRandom().randrange(10**6))
+    seed, rounds = what_to_run(MINUTES, SEED, ROUNDS)
     server = cluster.shard_server(0)  # of all shards
     with Proxy(port=server.port) as proxy:
         for name in cluster.psql("SELECT srvname FROM pg_foreign_server").split():

@@ -5,6 +5,7 @@ written, the tables concerned hold the same rows on both sides; at the end of a 
 it. After a failure the rows are made the same again, so that one defect does not show as many.
 """
 
+import os
 import random
 import time
 
@@ -20,6 +21,15 @@ UNITS = 60
 ROWS = 40
 CLEAN = "RESET ROLE; DEALLOCATE ALL; DROP TABLE IF EXISTS made; RESET standard_conforming_strings; RESET bytea_output"
 SAME_ROWS = 8  # rounds one after another that have the same rows
+
+
+def what_to_run(minutes, seed, rounds):
+    """The seed, and the numbers of its rounds (None: as many as there is time for): those of DIFFERENTIAL_SEED (`seed` or
+    `seed/round`), else for `minutes` a seed by chance, else the `rounds` first ones of `seed`."""
+    given, _, number = os.environ.get("DIFFERENTIAL_SEED", "").partition("/")
+    if given or minutes:
+        return given or str(random.SystemRandom().randrange(10**6)), [int(number)] if number else None
+    return seed, list(range(rounds))
 
 
 class Runner:
