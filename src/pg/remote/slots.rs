@@ -190,7 +190,7 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         let Some((shared, at)) = shared().zip(self.0) else { return };
         // SAFETY: leaves the list of those who wait, if the process is on it.
-        let _ = unsafe { pg_sys::ConditionVariableCancelSleep() };
+        unsafe { pg_sys::ConditionVariableCancelSleep() };
         MINE[at].waiting.fetch_sub(1, RELAXED);
         shared.entries[at].waiting.fetch_sub(1, Ordering::SeqCst);
         // It may have been woken, and have no use for it.
@@ -255,7 +255,7 @@ fn register() {
 unsafe extern "C-unwind" fn on_exit(_code: c_int, _arg: pg_sys::Datum) {
     pool::close_all();
     let Some(shared) = shared() else { return };
-    let _ = pg_sys::ConditionVariableCancelSleep();
+    pg_sys::ConditionVariableCancelSleep();
     for (entry, mine) in shared.entries.iter().zip(&MINE).take(shared.used.load(RELAXED) as usize) {
         let (held, waiting) = (mine.held.swap(0, RELAXED), mine.waiting.swap(0, RELAXED));
         if held > 0 || waiting > 0 {
