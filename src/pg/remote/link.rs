@@ -239,8 +239,10 @@ impl Link {
     pub fn receive(&self, body: &mut Vec<u8>, patience: &mut Patience) -> Result<u8> {
         let mut watch = Watch::default();
         loop {
-            if let Some(kind) = self.try_receive(body)? {
-                return Ok(kind);
+            if !self.wire.is_too_early() {
+                if let Some(kind) = self.try_receive(body)? {
+                    return Ok(kind);
+                }
             }
             let interest = if self.wire.unsent() == 0 { Interest::Read } else { Interest::ReadOrWrite };
             self.wait(interest, patience, &mut watch)?;

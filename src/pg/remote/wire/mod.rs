@@ -52,6 +52,8 @@ pub struct Wire {
     output: RefCell<Vec<u8>>,
     /// How much of `output` has left.
     sent: Cell<usize>,
+    /// All has left, and nothing was looked for since.
+    has_asked: Cell<bool>,
 }
 
 impl Wire {
@@ -60,7 +62,8 @@ impl Wire {
     pub fn new(conn: Conn) -> Result<Self, Failure> {
         let tls = Tls::of(&conn)?;
         let waits = WaitSet::new(&[(conn.socket(), Interest::Read)]);
-        Ok(Self { conn, tls, waits, input: RefCell::default(), output: RefCell::default(), sent: Cell::new(0) })
+        let (input, output) = (RefCell::default(), RefCell::default());
+        Ok(Self { conn, tls, waits, input, output, sent: Cell::new(0), has_asked: Cell::new(false) })
     }
 
     pub fn conn(&self) -> &Conn {
@@ -100,6 +103,9 @@ impl Wire {
                 Err(error) => return Err(error),
             }
         }
+        if !output.is_empty() {
+            self.has_asked.set(true);
+        }
         self.sent.set(0);
         output.clear();
         if output.capacity() > KEEP {
@@ -134,6 +140,14 @@ impl Wire {
 
     fn open_socket(&self) -> Option<c_int> {
         Some(self.conn.socket()).filter(|socket| *socket >= 0)
+    }
+
+    /// Whether it is better to wait for the socket than to look into it: nothing is here, and the answer to what has just
+    /// left takes a while. True once after that.
+    pub fn is_too_early(&self) -> bool {
+        let input = self.input.borrow();
+        // What OpenSSL has read already would not wake who waits for the socket.
+        self.has_asked.take() && input.start == input.end && self.tls.is_none()
     }
 
     /// Reads once what has arrived.
