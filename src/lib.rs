@@ -42,6 +42,10 @@ extension_sql_file!("../sql/reads.sql", name = "reads", requires = ["connections
 extension_sql_file!("../sql/shippable.sql", name = "shippable", requires = ["reads"]);
 extension_sql_file!("../sql/lag.sql", name = "lag", requires = ["shippable"]);
 extension_sql_file!("../sql/lag_objectives.sql", name = "lag_objectives", requires = ["lag"]);
+extension_sql_file!("../sql/verify.sql", name = "verify", requires = ["lag_objectives"]);
+extension_sql_file!("../sql/verify_shards.sql", name = "verify_shards", requires = ["verify"]);
+extension_sql_file!("../sql/map_entries.sql", name = "map_entries", requires = ["verify_shards"]);
+extension_sql_file!("../sql/verify_table.sql", name = "verify_table", requires = ["map_entries"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

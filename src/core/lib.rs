@@ -10,6 +10,7 @@
 pub mod alloc;
 pub mod balance;
 pub mod capacity;
+pub mod checksum;
 pub mod deadlock;
 pub mod diff;
 pub mod error;

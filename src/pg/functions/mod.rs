@@ -9,3 +9,4 @@ pub mod preview;
 pub mod publish;
 pub mod remote;
 pub mod tokens;
+pub mod verify;
