@@ -211,12 +211,21 @@ class Proxy:
         await self._close_listener()
         for link in list(self.links):
             link.end()
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connected(self, reader, writer):
-        self._tasks.add(asyncio.current_task())
+        # asyncio reports a task that was cancelled as an error; its end is in order here.
+        with contextlib.suppress(asyncio.CancelledError):
+            self._tasks.add(asyncio.current_task())
+            try:
+                await self._serve(reader, writer)
+            finally:
+                self._tasks.discard(asyncio.current_task())
+
+    async def _serve(self, reader, writer):
         try:
             server_reader, server_writer = await asyncio.open_connection(*self.target)
         except OSError:
@@ -231,7 +240,6 @@ class Proxy:
         finally:
             link.end()
             self.links.discard(link)
-            self._tasks.discard(asyncio.current_task())
 
     async def _pump(self, link, direction, reader):
         """Forwards one direction's messages until its connection ends; then ends the other, unless it is to stay."""

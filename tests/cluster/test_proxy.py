@@ -225,3 +225,9 @@ def wait_until(condition, timeout=10):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_ends_in_silence(db, caplog):
+    with Proxy(port=db.cluster.shard_server(0).port) as proxy:
+        connect(db, proxy).execute("SELECT 1")  # and stays open
+    assert not caplog.records
