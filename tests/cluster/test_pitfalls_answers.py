@@ -44,6 +44,8 @@ SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY a), mode() WITHIN GROUP (ORDE
 SELECT bool_and(a > 0), bool_or(a > 9), every(id < 6), bit_or(a), corr(a, b)::numeric(12, 6) FROM t
 SELECT k, id, rank() OVER (ORDER BY a, k, id), sum(a) OVER (PARTITION BY c), lag(id) OVER (ORDER BY k, id) FROM t
 SELECT c, sum(count(*)) OVER (ORDER BY c) FROM t GROUP BY c
+SELECT k, max(count(*)) OVER (ORDER BY count(*)) FROM t WHERE k = 3 GROUP BY k
+SELECT a, count(*) OVER (), k FROM t GROUP BY k, a HAVING k = 3
 SELECT k, id FROM t ORDER BY b DESC, id LIMIT 7 OFFSET 9
 SELECT k, id FROM t ORDER BY a NULLS FIRST, k DESC, id LIMIT 10
 SELECT k, id FROM t ORDER BY d, id OFFSET 195

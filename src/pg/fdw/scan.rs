@@ -37,7 +37,8 @@ pub unsafe extern "C-unwind" fn get_foreign_rel_size(
 }
 
 /// Keeps some aggregates here. One whose results nobody reads, postgres_fdw would send without the aggregate, and get as
-/// many rows as there are instead of one; one with GROUPING() in it, it would leave for a node that cannot compute it.
+/// many rows as there are instead of one; one with GROUPING() in it, it would leave for a node that cannot compute it; one
+/// with a column in GROUP BY that its results lack, it would fail to write.
 ///
 /// # Safety
 /// Called by the planner.
@@ -62,9 +63,23 @@ pub unsafe extern "C-unwind" fn get_foreign_upper_paths(
         });
     }
     let is_grouping = stage == pg_sys::UpperRelationKind::UPPERREL_GROUP_AGG;
-    if !is_grouping || !(is_lost || has_grouping) {
+    if !is_grouping || !(is_lost || has_grouping || lacks_group(parse, (*output).reltarget)) {
         call_original!(GetForeignUpperPaths(root, stage, input, output, extra));
     }
+}
+
+/// Whether GROUP BY names an expression that `target` does not mark as such. From 16 on, Postgres marks none below a window
+/// function that can have one value only, as a key that is compared with a constant.
+///
+/// # Safety
+/// Both must be valid.
+unsafe fn lacks_group(parse: *const pg_sys::Query, target: *const pg_sys::PathTarget) -> bool {
+    let marked = match (*target).sortgrouprefs.is_null() {
+        true => &[],
+        // SAFETY: as many as there are expressions.
+        false => std::slice::from_raw_parts((*target).sortgrouprefs, pg_sys::list_length((*target).exprs) as usize),
+    };
+    items::<pg_sys::SortGroupClause>((*parse).groupClause).any(|group| !marked.contains(&(*group).tleSortGroupRef))
 }
 
 /// Keeps semi joins here, which postgres_fdw sends from 17 on: a condition that cannot be sent then asks for columns that
