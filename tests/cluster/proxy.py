@@ -35,9 +35,10 @@ class Count:
     """What went through: connections that logged in, cancel requests, round trips and messages after the login.
 
     `trace` is (direction, types of messages) by turns, over all connections in the order in which they came; types are
-    the protocol's letters.
+    the protocol's letters. Only connections count whose startup packet has the text `of`.
     """
 
+    of: bytes = b""
     connections: int = 0
     cancels: int = 0
     round_trips: int = 0
@@ -95,7 +96,8 @@ class Link:
     def __init__(self, client, server):
         self.writers = {"client": client, "server": server}
         self.asked = False  # has the client said something that is not answered yet?
-        self.started = self.ready = False  # is the startup packet through, is the login over?
+        self.startup = b""  # the packet, once it is through
+        self.ready = False  # is the login over?
         self.ended = set()
 
     def end(self, sides="both", reset=False):
@@ -139,9 +141,10 @@ class Proxy:
     # What tests call.
 
     @contextlib.contextmanager
-    def counting(self):
-        """Counts what goes through meanwhile."""
-        count = Count()
+    def counting(self, session=None):
+        """Counts what goes through meanwhile; with a connection to a coordinator, only what is for that session: background
+        workers ask shards too, at any time."""
+        count = Count(f".{session.info.backend_pid}\0".encode() if session else b"")
         self._do(self.counts.append, count)
         try:
             yield count
@@ -262,7 +265,7 @@ class Proxy:
 
     async def _forward(self, link, direction, message, batch):
         """Appends the message to what is to be sent, unless a fault ends the connection before."""
-        if not link.started and direction == TO_SERVER:
+        if not link.startup and direction == TO_SERVER:
             await self._start(link, message, batch)
             return
         kind = chr(message[0])
@@ -270,12 +273,12 @@ class Proxy:
         for fault in faults:
             if not fault.after and await self._strike(fault, link, direction, batch):
                 return
-        for count in self.counts if link.ready else ():
+        for count in self._counting(link) if link.ready else ():
             count.add(link, direction, kind)
         link.asked = direction == TO_SERVER
         if direction == TO_CLIENT and kind == "Z" and not link.ready:
             link.ready, link.asked = True, False
-            self._note("connections")
+            self._note(link, "connections")
         batch += message
         for fault in faults:
             if fault.after:
@@ -287,13 +290,16 @@ class Proxy:
         if code in TLS_REQUESTS:
             link.writers["client"].write(b"N")
             return
-        link.started = True
+        link.startup = message
         if code == CANCEL:
-            self._note("cancels")
+            self._note(link, "cancels")
         batch += message
 
-    def _note(self, what):
-        for count in self.counts:
+    def _counting(self, link):
+        return [count for count in self.counts if count.of in link.startup]
+
+    def _note(self, link, what):
+        for count in self._counting(link):
             setattr(count, what, getattr(count, what) + 1)
 
     async def _strike(self, fault, link, direction, batch):
@@ -323,7 +329,7 @@ class Proxy:
 
 def take(link, direction, pending):
     """Takes the first whole message from the bytes that came, None if there is none."""
-    typed = 0 if direction == TO_SERVER and not link.started else 1
+    typed = 0 if direction == TO_SERVER and not link.startup else 1
     if len(pending) < typed + 4:
         return None
     length = typed + struct.unpack_from("!i", pending, typed)[0]

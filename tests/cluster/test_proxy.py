@@ -43,6 +43,16 @@ def test_counts_round_trips_after_the_login(db, proxy):
     assert count.trace == [(">", "Q"), ("<", "TDCZ"), (">", "PBDES"), ("<", "12TDCZ")]
 
 
+def test_counts_one_session_of_several(db, conn):
+    with before_shard(db, 0) as proxy, db.connect() as other:
+        for session in (conn, other):
+            session.execute("SELECT 1 FROM shardmap.run_on_shards('SELECT 1')")
+        with proxy.counting(conn) as count, proxy.counting() as both:
+            for session in (conn, other):
+                session.execute("SELECT 1 FROM shardmap.run_on_shards('SELECT 1')")
+    assert (count.round_trips, both.round_trips) == (1, 2)
+
+
 def test_counts_what_is_sent_at_once_as_one(proxy, session):
     with proxy.counting() as count, session.pipeline():
         for number in range(3):

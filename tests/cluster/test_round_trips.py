@@ -62,7 +62,7 @@ def test_round_trips(proxy, keys, conn, kind, prepared):
                 psycopg.ClientCursor(conn).execute(sql, key)
     for _ in range(8):
         execute()
-    with proxy.counting() as count:
+    with proxy.counting(conn) as count:
         execute()
     assert count.round_trips == expected, count.trace
 
@@ -71,7 +71,7 @@ def test_a_table_is_asked_about_once_a_transaction(proxy, keys, conn):
     """What COPY takes is described before the first one. (Round trips of a COPY cannot be counted: it sends on meanwhile.)"""
     for statements in (MANY[:1], ["BEGIN", *MANY, "COMMIT"]):
         key = next(keys)
-        with proxy.counting() as count:
+        with proxy.counting(conn) as count:
             for sql in statements:
                 conn.execute(sql, key if "%" in sql else None)
         described = sum(kinds.count("D") for direction, kinds in count.trace if direction == ">")
