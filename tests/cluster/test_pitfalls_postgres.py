@@ -247,12 +247,21 @@ def test_pitfall_30_dump_and_restore_with_twelve_shards(twelve, tmp_path):
         new.execute("SELECT shardmap.undistribute_table('app.n')")
 
 
+def without_sessions(server, database):
+    """Waits until nobody is connected: sessions that were closed may end a little later, and count until then."""
+    deadline = time.monotonic() + 20
+    while (left := server.psql(f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}'")) != "0":
+        assert time.monotonic() < deadline, f"{left} sessions in {database}"
+        time.sleep(0.05)
+
+
 def test_pitfall_31_a_shard_without_free_connections_is_a_clear_error(db, ann):
     database, limit = db.cluster.shard_database(2, db.name), 3
     server = db.cluster.shard_server(2)
     server.psql("CREATE ROLE plain LOGIN")
     server.psql(f'ALTER DATABASE "{database}" CONNECTION LIMIT {limit}; GRANT pg_read_all_data TO plain')
     db.psql("ALTER USER MAPPING FOR ann SERVER \"shard-2\" OPTIONS (SET user 'plain')")
+    without_sessions(server, database)
     sessions = [db.connect(ann, shardmap__connection_wait="0") for _ in range(limit + 2)]
     try:
         with concurrent.futures.ThreadPoolExecutor(len(sessions)) as pool:
