@@ -57,6 +57,15 @@ ANSWERS = {
     "an inlined function in a subquery": """
         SELECT count(*) FROM person p WHERE EXISTS (SELECT FROM onekey(p.k) f WHERE f.x > 1)""",
     "a key compared with a subquery": "SELECT count(*) FROM words WHERE k = (SELECT 'f1' || length(current_user)::text)",
+    "the length of a cast in a condition": """
+        SELECT id, k::varchar(2) FROM words WHERE k = 'f12' AND k::varchar(2) = 'f1' AND 'x12'::text::char(2) = 'x1'
+        AND id::numeric(4, 1)::text = '12.0'""",
+    "the field of EXTRACT in a condition": """
+        SELECT id FROM hours WHERE k = '2024-01-01 05:00' AND extract(hour FROM k) = id AND extract(year FROM k) = 2024
+        AND k::timestamp(0) = k AND k AT TIME ZONE 'UTC' > '2020-01-01'""",
+    "a form of Unicode in a condition": """
+        SELECT id FROM words WHERE k = 'f12' AND k IS NFC NORMALIZED AND normalize(k || 'ﬁ', NFKC) = 'f12fi'
+        AND overlay(k PLACING 'xy' FROM 2 FOR 1) = 'fxy2' AND trim(LEADING 'f' FROM k) = '12'""",
     "hashed subqueries beside each other": """
         SELECT count(*) FROM orders o WHERE o.k <> ALL (SELECT p.k FROM person p WHERE p.r > 7 OR p.id = 3)""",
 }
@@ -65,6 +74,8 @@ WRITES = {
     "INSERT .. SELECT from itself by a function": "INSERT INTO orders SELECT k + 1000, id, x FROM allrows()",
     "UPDATE by a subquery on itself": "UPDATE orders SET x = (SELECT max(o.x) + 1 FROM orders o WHERE o.k = orders.k)",
     "DELETE by a join with itself": "DELETE FROM orders USING orders o WHERE o.k = orders.k AND o.id < orders.id",
+    "UPDATE with the length of a cast": "UPDATE orders SET x = ('12' || id)::varchar(2)::int WHERE k = 7",
+    "UPDATE with the field of EXTRACT": "UPDATE orders SET x = extract(day FROM date '2024-01-01' + id) WHERE k = 7",
     "UPDATE by a join": "UPDATE orders SET x = p.r FROM person p WHERE p.k = orders.k AND p.id = orders.id AND orders.k = 7",
 }
 

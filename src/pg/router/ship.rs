@@ -173,7 +173,11 @@ impl Shipper<'_> {
                 return node;
             }
         }
-        raw::expression_tree_mutator(node, Some(step), self.context())
+        let before = self.lifts;
+        self.lifts &= !writes_constants(node);
+        let shipped = raw::expression_tree_mutator(node, Some(step), self.context());
+        self.lifts = before;
+        shipped
     }
 
     /// An ON CONFLICT, but for its list of all the table's columns, which is not in the text.
@@ -259,6 +263,16 @@ unsafe fn cast_to_itself(param: *mut pg_sys::Param) -> *mut pg_sys::Node {
     (*relabel).relabelformat = pg_sys::CoercionForm::COERCE_EXPLICIT_CAST;
     (*relabel).location = -1;
     relabel.cast()
+}
+
+/// Whether Postgres writes constants below `node` out as something else than expressions: the length of `::varchar(3)`, the
+/// field of EXTRACT, the form of NORMALIZE, the parts of XML functions. It would leave out a parameter there, or take it for
+/// a constant and crash.
+unsafe fn writes_constants(node: *mut pg_sys::Node) -> bool {
+    let syntax = pg_sys::CoercionForm::COERCE_SQL_SYNTAX;
+    pg_sys::exprIsLengthCoercion(node, std::ptr::null_mut())
+        || cast::<pg_sys::FuncExpr>(node, pg_sys::NodeTag::T_FuncExpr).is_some_and(|call| (*call).funcformat == syntax)
+        || tag(node) == pg_sys::NodeTag::T_XmlExpr
 }
 
 /// The targets of an INSERT, which now are the columns of its VALUES one by one.
