@@ -14,6 +14,20 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION shardmap._bounds(text) IS 'bounds of the ranges of a keyspace, in its order';
 
+-- Their rows are on two shards rightly.
+CREATE FUNCTION shardmap._moving_keys(keyspace text) RETURNS SETOF text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF to_regclass('shardmap.move') IS NOT NULL THEN
+        RETURN QUERY EXECUTE 'SELECT DISTINCT m.key::text FROM shardmap.move m WHERE m.keyspace = $1 AND m.state NOT IN (''done'', ''rolled_back'')'
+            USING keyspace;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._moving_keys(text) IS 'canonical texts of the keys of a keyspace whose rows are on their way from shard to shard';
+REVOKE ALL ON FUNCTION shardmap._moving_keys(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._moving_keys(text) TO shardmap_admin;
+
 CREATE FUNCTION shardmap._map_entries(keyspace text)
 RETURNS TABLE (entry integer, kind text, pin text, lower text, upper text, token_from bigint, token_to bigint, owner text, version bigint)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -42,12 +56,14 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     )
     SELECT r.entry::integer, r.kind, NULL, r.lower, r.upper, r.token_from, r.token_to, r.owner, r.version FROM all_of r
     UNION ALL
-    SELECT ((SELECT count(*) FROM all_of) + row_number() OVER (ORDER BY p.key) - 1)::integer, 'pin', p.key, NULL, NULL, NULL, NULL,
-        p.shard, s.version
-      FROM space s JOIN shardmap.pin p ON p.keyspace = s.name
+    SELECT ((SELECT count(*) FROM all_of) + row_number() OVER (ORDER BY coalesce(m.key, p.key)) - 1)::integer,
+        CASE WHEN m.key IS NULL THEN 'pin' ELSE 'moving' END, coalesce(m.key, p.key), NULL, NULL, NULL, NULL,
+        CASE WHEN m.key IS NULL THEN p.shard END, s.version
+      FROM space s CROSS JOIN (shardmap._moving_keys($1) m (key)
+        FULL JOIN (SELECT p.* FROM shardmap.pin p WHERE p.keyspace = $1) p ON p.key = m.key)
 $$;
 COMMENT ON FUNCTION shardmap._map_entries(text) IS
-    'entries of the map of a keyspace, numbered from 0: arcs, remainders or ranges, then pins; version: that of the range, or of the map';
+    'entries of the map of a keyspace, numbered from 0: arcs, remainders or ranges, then pins and keys that are moving; version: that of the range, or of the map';
 REVOKE ALL ON FUNCTION shardmap._map_entries(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._map_entries(text) TO shardmap_admin;
 
@@ -55,10 +71,10 @@ CREATE FUNCTION shardmap._entry_sql(keyspace text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH entries AS (SELECT e.* FROM shardmap._map_entries($1) e
     ), rule AS (
-        SELECT count(*) FILTER (WHERE e.kind <> 'pin') AS entries,
+        SELECT count(*) FILTER (WHERE e.kind NOT IN ('pin', 'moving')) AS entries,
             array_agg(e.token_to ORDER BY e.entry) FILTER (WHERE e.kind = 'arc') AS tokens,
-            array_agg(e.pin ORDER BY e.entry) FILTER (WHERE e.kind = 'pin') AS pins,
-            max(e.kind) FILTER (WHERE e.kind <> 'pin') AS kind
+            array_agg(e.pin ORDER BY e.entry) FILTER (WHERE e.kind IN ('pin', 'moving')) AS pins,
+            max(e.kind) FILTER (WHERE e.kind NOT IN ('pin', 'moving')) AS kind
           FROM entries e
     ), expression AS (
         SELECT r.*, CASE r.kind

@@ -165,6 +165,14 @@ COMMENT ON FUNCTION shardmap._figure_names(regclass) IS 'names of the figures of
 REVOKE ALL ON FUNCTION shardmap._figure_names(regclass) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._figure_names(regclass) TO shardmap_admin;
 
+CREATE FUNCTION shardmap._row_id_sql(relation regclass, primary_key text[]) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN primary_key = '{}' THEN format('md5(%s)', shardmap._row_text_sql($1))
+        ELSE format('ROW(%s)::text', (SELECT string_agg(format('t.%I', c), ', ' ORDER BY n)
+            FROM unnest(primary_key) WITH ORDINALITY p (c, n))) END
+$$;
+COMMENT ON FUNCTION shardmap._row_id_sql(regclass, text[]) IS 'SQL that names a row t of a shard''s table: its primary key, or for want of one an MD5 of the row';
+
 -- Bucket of a row of _source_sql: the first bits of its token; parts: and twelve of what identifies it.
 CREATE FUNCTION shardmap._bucket_sql(bits integer, parts boolean) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -181,10 +189,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
             'md5(%6$s) AS x, (''x'' || left(md5(%6$s), 15))::bit(60)::bigint AS c%7$s FROM ONLY %8$s AS t WHERE %9$s OFFSET 0) r '
             'OFFSET 0) s OFFSET 0)',
         bucket_sql, shardmap._token_sql('r.h'), k.sql, shardmap._key_md5_sql(k.sql),
-        CASE WHEN primary_key = '{}' THEN format('md5(%s)', shardmap._row_text_sql($1))
-            ELSE format('ROW(%s)::text', (SELECT string_agg(format('t.%I', c), ', ' ORDER BY n)
-                FROM unnest(primary_key) WITH ORDINALITY p (c, n))) END,
-        shardmap._row_text_sql($1),
+        shardmap._row_id_sql($1, primary_key), shardmap._row_text_sql($1),
         (SELECT string_agg(format(', t.%I AS n%s', c, n), '' ORDER BY n)
            FROM unnest(shardmap._numeric_columns($1)) WITH ORDINALITY p (c, n)),
         shardmap._shard_table($1), scope)

@@ -5,8 +5,9 @@
 -- the answer; one that could not be read is unknown, never clean. (Rows that all lie on their owner are on one shard only.)
 -- Read audit.sql next.
 
-CREATE FUNCTION shardmap._foreign_rows(relation regclass, primary_key text[], shard text, entries integer[], max_rows integer)
-RETURNS TABLE (key text, row_id text, owner text, finding text, detail text)
+CREATE FUNCTION shardmap._foreign_rows(relation regclass, primary_key text[], shard text, entries integer[], max_rows integer,
+    transactional boolean DEFAULT false)
+RETURNS TABLE (entry integer, key text, row_id text, owner text, finding text, detail text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     keyspace text := (SELECT l.keyspace FROM shardmap.logical_table l WHERE l.relation = $1);
@@ -15,15 +16,15 @@ DECLARE
     there jsonb; -- by owner: what it has of these rows, or a text: why that is not known
 BEGIN
     SELECT a.* INTO here FROM shardmap._ask_shards(ARRAY[shard], shardmap._digest_sql(relation, primary_key, 'true', entry_sql,
-        format('s.bucket = ANY (%L::integer[])', entries), max_rows), false) a;
+        format('s.bucket = ANY (%L::integer[])', entries), max_rows), transactional) a;
     PERFORM shardmap._check_answer(relation, here.shard, here.error);
     SELECT jsonb_object_agg(a.shard, coalesce((SELECT jsonb_object_agg(e ->> 1, e ->> 2) FROM jsonb_array_elements(a.answer::jsonb) e),
             CASE WHEN a.error IS NULL THEN '{}'::jsonb ELSE to_jsonb(a.error) END)) INTO there
       FROM shardmap._ask_shards(ARRAY(SELECT DISTINCT e.owner FROM shardmap._map_entries(keyspace) e
                 WHERE e.entry = ANY (entries) AND e.owner IS NOT NULL ORDER BY 1),
             shardmap._digest_sql(relation, primary_key, 'true', entry_sql, format('s.i = ANY (%L::text[]) AND s.bucket = ANY (%L::integer[])',
-                ARRAY(SELECT e ->> 1 FROM jsonb_array_elements(here.answer::jsonb) e), entries)), false) a;
-    RETURN QUERY SELECT e ->> 0, e ->> 1, m.owner,
+                ARRAY(SELECT e ->> 1 FROM jsonb_array_elements(here.answer::jsonb) e), entries)), transactional) a;
+    RETURN QUERY SELECT (e ->> 3)::integer, e ->> 0, e ->> 1, m.owner,
             CASE WHEN there -> m.owner ->> (e ->> 1) = e ->> 2 THEN 'orphan'
                 WHEN there -> m.owner ->> (e ->> 1) IS NOT NULL THEN 'doubled' ELSE 'misplaced' END,
             CASE WHEN m.owner IS NULL THEN 'no shard owns the key'
@@ -35,10 +36,10 @@ BEGIN
         LEFT JOIN shardmap._map_entries(keyspace) m ON m.entry = (e ->> 3)::integer;
 END
 $$;
-COMMENT ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer) IS
+COMMENT ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer, boolean) IS
     'rows of entries of the map that a shard has without owning them, each with what its owner has of it';
-REVOKE ALL ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer) TO shardmap_admin;
+REVOKE ALL ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer, boolean) TO shardmap_admin;
 
 -- The shards' answers to whether and under which primary key they have the table; what could not be read has an error.
 CREATE FUNCTION shardmap._readable_shards(relation regclass, shards text[]) RETURNS TABLE (shard text, primary_key text[], error text)
@@ -90,12 +91,12 @@ BEGIN
         ORDER BY 1
     LOOP
         shard := answer.shard;
-        SELECT CASE WHEN answer.answer IS NULL THEN 'unknown' WHEN count(*) FILTER (WHERE e.owner IS DISTINCT FROM answer.shard) > 0
+        SELECT CASE WHEN answer.answer IS NULL THEN 'unknown' WHEN count(*) FILTER (WHERE e.kind <> 'moving' AND e.owner IS DISTINCT FROM answer.shard) > 0
                 THEN 'misplaced' ELSE 'clean' END,
             CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 1)::bigint), 0) END,
-            CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 1)::bigint) FILTER (WHERE e.owner IS DISTINCT FROM answer.shard), 0) END,
+            CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 1)::bigint) FILTER (WHERE e.kind <> 'moving' AND e.owner IS DISTINCT FROM answer.shard), 0) END,
             CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 2)::numeric), 0) END, answer.error,
-            coalesce(array_agg((b ->> 0)::integer) FILTER (WHERE e.owner IS DISTINCT FROM answer.shard), '{}')
+            coalesce(array_agg((b ->> 0)::integer) FILTER (WHERE e.kind <> 'moving' AND e.owner IS DISTINCT FROM answer.shard), '{}')
           INTO finding, rows, misplaced, checksum, detail, entries
           FROM jsonb_array_elements(answer.answer::jsonb) b
           LEFT JOIN shardmap._map_entries(space.name) e ON e.entry = (b ->> 0)::integer;

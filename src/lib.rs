@@ -46,6 +46,11 @@ extension_sql_file!("../sql/verify.sql", name = "verify", requires = ["lag_objec
 extension_sql_file!("../sql/verify_shards.sql", name = "verify_shards", requires = ["verify"]);
 extension_sql_file!("../sql/map_entries.sql", name = "map_entries", requires = ["verify_shards"]);
 extension_sql_file!("../sql/verify_table.sql", name = "verify_table", requires = ["map_entries"]);
+extension_sql_file!("../sql/audit.sql", name = "audit", requires = ["verify_table"]);
+extension_sql_file!("../sql/audit_look.sql", name = "audit_look", requires = ["audit"]);
+extension_sql_file!("../sql/audit_run.sql", name = "audit_run", requires = ["audit_look"]);
+extension_sql_file!("../sql/audit_correct.sql", name = "audit_correct", requires = ["audit_run"]);
+extension_sql_file!("../sql/audit_repair.sql", name = "audit_repair", requires = ["audit_correct"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.
