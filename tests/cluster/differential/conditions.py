@@ -13,8 +13,9 @@ class Conditions:
 
     def where(self, rels, outer=(), required=()):
         """' WHERE ..' or nothing; `required` conditions are part of it."""
-        conditions = list(required)
-        for _ in range(self.rng.choice([0, 0, 1, 1, 1, 1, 2, 3])):
+        pins = self.pin_conditions(rels)
+        conditions = [*pins, *required]
+        for _ in range(self.rng.choice([0, 0, 0, 1] if pins else [0, 0, 1, 1, 1, 1, 2, 3])):
             conditions.append(self.condition(rels, outer))
         if not conditions:
             return ""

@@ -33,6 +33,7 @@ class FaultyRunner(Runner):
         self.shards = [psycopg.connect(shard, autocommit=True) for shard in shards]
         self.counts.update({"faults met": 0, "effects of unknown outcomes": 0})
         self.met = {}  # SQLSTATE -> how often
+        self.looking_back = False
 
     def close(self):
         for conn in (self.canceller, *self.shards):
@@ -54,6 +55,13 @@ class FaultyRunner(Runner):
     def state(self, tables, answers, expected):
         self.settled("after a statement")
         return super().state(tables, answers, expected)
+
+    def rows_now(self, sql):
+        """A connection that was ended after a statement's answer shows at the next one."""
+        answer = super().rows_now(sql)
+        if answer.error in FAULTS and not self.looking_back:
+            raise Faulted([answer], {answer.error})
+        return answer
 
     def send(self, side, step):
         if side is not self.dist or step.kind == "batch":
@@ -115,7 +123,11 @@ class FaultyRunner(Runner):
             self.dist.simple("ROLLBACK")
         if unit.as_user:
             self.both("RESET ROLE")
-        return self.state(changed - {"made"}, answers, expected)[0]
+        self.looking_back = True
+        try:
+            return self.state(changed - {"made"}, answers, expected)[0]
+        finally:
+            self.looking_back = False
 
     def again(self, step, unit):
         """What depends on chance does not come again."""

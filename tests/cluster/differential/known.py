@@ -22,10 +22,7 @@ REFUSALS = [
 ]
 
 # Defects that wait for their fix: (what, regular expression on the unit's SQL and both answers). Empty when none is open.
-OPEN = [
-    ("11 record as a parameter", r"input of anonymous composite types"),
-    ("10 inlined function", r"loaded in the middle of this statement"),
-]
+OPEN = []
 
 
 def refusal(sql, answer, as_user):

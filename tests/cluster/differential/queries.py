@@ -4,20 +4,11 @@ What always holds: the result is defined. LIMIT stands only after ORDER BY of al
 aggregates order by what they show, window functions do not depend on the order of peers, sums are of exact numbers.
 """
 
-import dataclasses
-
-from .relations import Column, Relation
+from .relations import Column, Query, Relation
 from .tree import Part, joined, optional
 from .values import FAMILY, typed
 
 NO_MIN = ("uuid", "bytea")
-
-
-@dataclasses.dataclass
-class Query:
-    tree: object
-    columns: list  # (type, role) of each output
-    order: tuple = ()  # output columns that the rows are sorted by
 
 
 class Queries:
@@ -25,7 +16,8 @@ class Queries:
 
     def query(self, depth, limited=False, types=None, outer=()):
         """A query that can stand anywhere; `types`: the output types that it must have."""
-        kinds = [(45, self.plain), (20, self.grouped), (10, self.distinct), (8, self.windowed)]
+        kinds = [(45, self.plain), (20, self.grouped), (10, self.distinct), (10, self.windowed), (4, self.windowed_groups),
+                 (4, self.json_query)]
         if depth and self.budget > 1:
             kinds.append((14, self.combined))
         if types:
@@ -129,6 +121,9 @@ class Queries:
     def aggregate(self, rels):
         """An aggregate: tree and type."""
         column = self.key(rels) if self.rng.random() < 0.4 else self.any_column(rels)
+        if self.rng.random() < 0.25:
+            sql, type = self.rare_aggregate(column)
+            return [sql], type
         sql, choices = column.sql, [(["count(*)"], "int8"), ([f"count({column.sql})"], "int8"),
                                     ([f"count(DISTINCT {column.sql})"], "int8"),
                                     ([f"bool_or({column.sql} IS NULL)"], "bool")]
@@ -160,12 +155,9 @@ class Queries:
         if groups:
             clause = " GROUP BY " + self.rng.choice([", ".join(names), ", ".join(str(i + 1) for i in range(len(names)))])
             roll = self.rng.random()
-            if roll < 0.2:
-                sets = self.rng.choice([f"ROLLUP ({', '.join(names)})", f"CUBE ({', '.join(names)})",
-                                        f"GROUPING SETS (({', '.join(names)}), ())",
-                                        f"GROUPING SETS ({', '.join(f'({n})' for n in names)})"])
-                clause = " GROUP BY " + sets
-                outputs.append((f"GROUPING({names[0]})", "int4", "x"))
+            if roll < 0.3:
+                clause, grouping = self.grouping(names)
+                outputs.append((grouping, "int4", "x"))
         having = ""
         if self.rng.random() < 0.35:
             tests = [["count(*) > ", self.rng.choice("0123")]]
@@ -181,6 +173,9 @@ class Queries:
         if self.rng.random() < 0.3 and len(query.columns) > 1:
             order = ", ".join(str(i + 1) for i in range(len(query.columns)))
             distinct = ["(SELECT DISTINCT ON (", "q.c1", ") q.* FROM (", tree, f") q ORDER BY {order})"]
+            if self.rng.random() < 0.5:
+                on = self.rng.choice(["1", "2", "2, 1"])
+                distinct = [f"(SELECT DISTINCT ON ({on}) ", *tree[1:], f" ORDER BY {on}, {order})"]
             return Query(["SELECT * FROM ", distinct, f" {self.alias('q')}"], query.columns)
         return Query([Part("SELECT DISTINCT ", "SELECT "), *tree[1:]], query.columns)
 
@@ -203,9 +198,11 @@ class Queries:
             functions += [(f"row_number() OVER ({by}ORDER BY {alias}.k, {alias}.id)", "int8"),
                           (f"lag({alias}.a) OVER ({by}ORDER BY {alias}.id, {alias}.k)", "int4"),
                           (f"first_value({alias}.id) OVER ({by}ORDER BY {alias}.k DESC, {alias}.id)", "int4")]
+        functions += self.window_functions(alias, by, unique)
         outputs = [(f"{alias}.k", table.type, "k"), (f"{alias}.id", "int4", "id")]
         outputs += [(sql, type, "x") for sql, type in self.rng.sample(functions, self.rng.choice([1, 2]))]
-        return Query(["SELECT ", self._listed(outputs), " FROM ", tree, self.where(rels, outer)],
+        named = f" WINDOW w AS ({by})" if any("OVER w" in sql or "OVER (w" in sql for sql, *_ in outputs) else ""
+        return Query(["SELECT ", self._listed(outputs), " FROM ", tree, self.where(rels, outer), named],
                      [(t, r) for _, t, r in outputs])
 
     def combined(self, depth, types, outer):

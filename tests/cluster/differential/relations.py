@@ -25,6 +25,14 @@ class Relation:
     alias: str
     columns: list
     table: object = None
+    pinned: bool = False  # whether its key is said somewhere
+
+
+@dataclasses.dataclass
+class Query:
+    tree: object
+    columns: list  # (type, role) of each output
+    order: tuple = ()  # output columns that the rows are sorted by
 
 
 class Relations:
@@ -37,6 +45,9 @@ class Relations:
     def choose_table(self, pool=ALL):
         """A table, mostly of the statement's family, often of its keyspace."""
         family, keyspace = self.family, self.keyspace
+        if self.pin is not None and self.rng.random() < 0.97:
+            near = [t for t in pool if t.family == FAMILY[self.pin.type] and t.keyspace == keyspace]
+            return self.rng.choice(near or pool)
         near = [t for t in pool if t.family == family]
         if self.rng.random() < 0.6:
             near = [t for t in near if t.keyspace == keyspace] or near
@@ -63,7 +74,11 @@ class Relations:
             return self._values()
         table = self.choose_table()
         alias = self.alias()
-        return f"{table.name} {self.rng.choice(['', 'AS '])}{alias}", self.relation_of(table, alias)
+        relation = self.relation_of(table, alias)
+        if self.pinnable(relation) and self.rng.random() < 0.2:
+            relation.pinned = True
+            return self.pinned_item(table, alias), relation
+        return f"{table.name} {self.rng.choice(['', 'AS '])}{alias}", relation
 
     def _derived(self, source, query):
         alias = self.alias("q")
@@ -93,7 +108,8 @@ class Relations:
 
     def join_condition(self, left, right, only_equal=False):
         """An equality between columns of both sides, mostly of keys, and perhaps more."""
-        first = self.key(right)
+        keys = [c for r in right for c in r.columns if c.role == "k"]
+        first = self.rng.choice(keys) if self.pin is not None and keys and self.rng.random() < 0.9 else self.key(right)
         second = self.comparable(first, left, "k" if self.rng.random() < 0.8 else "kr") or self.comparable(first, left)
         if second is None:
             first = self.rng.choice([c for r in right for c in r.columns])
@@ -143,5 +159,7 @@ class Relations:
             merged = Relation("", [Column("k", both[0].table.type if kind != "RIGHT JOIN" else both[1].table.type, "k")])
             return [left_tree, f" {kind} ", right_tree, " USING (k)"], [*both, merged]
         condition = self.join_condition(left, right, kind == "FULL JOIN")
+        nullable = {"LEFT JOIN": right, "RIGHT JOIN": left}.get(kind, ())
+        condition = joined(" AND ", [condition, *self.pin_side(nullable)])
         whole = [left_tree, f" {kind} ", right_tree, " ON ", condition]
         return Part(whole, left_tree, right_tree), both

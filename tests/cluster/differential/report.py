@@ -2,7 +2,7 @@
 
 import random
 
-from .session import Answer, difference
+from .session import FUNCTIONS, Answer, difference
 from .tree import render
 from .values import literal, rebound
 
@@ -21,9 +21,9 @@ class Failure:
 def bound(step):
     """The text of a step with parameters, and the sets of values that are bound to them: (type, text, declared)."""
     values, rng = [], random.Random(step.seed)
-    sql = render(step.tree, values, "p" if step.form in ("function", "guarded") else "$")
+    sql = render(step.tree, values, "p" if step.form in FUNCTIONS and step.form != "executed" else "$")
     sets = [[(v.type, v.text, v.declared) for v in values]]
-    for _ in range(rng.choice([0, 1, 2, 6]) if step.kind == "query" else rng.choice([0, 1])):
+    for _ in range(rng.choice([0, 1, 2, 7]) if step.kind == "query" else rng.choice([0, 1])):
         sets.append([(v.type, rebound(rng, v), v.declared) for v in values])
     return sql, sets
 
@@ -33,9 +33,9 @@ def described(step, answers, expected):
     pairs = list(zip(answers, expected))
     at = next((i for i, (a, b) in enumerate(pairs) if difference(a, b, step.order)), len(pairs) - 1)
     text = f"distributed: {pairs[at][0]}\nplain: {pairs[at][1]}"
-    if step.kind in ("query", "write") and step.form not in ("simple", "cursor"):
+    if step.kind in ("query", "write") and step.form not in ("simple", "cursor", "held"):
         sql, sets = bound(step)
-        run = at - (step.form in ("prepare", "function", "guarded"))
+        run = at - (step.form in ("prepare", *FUNCTIONS))
         values = [literal(type, value) + ("" if declared else " (type not declared)") for type, value, declared in sets[min(run, len(sets) - 1)]]
         text = f"{sql}\nrun {run + 1} of {len(sets)} with {values}\n{text}"
     return text

@@ -13,7 +13,7 @@ from . import known
 from .generator import Generator
 from .report import Failure, bound, described, only
 from .schema import TABLES, USER, random_rows, stored_columns
-from .session import Answer, Lost, Session, difference
+from .session import FUNCTIONS, Answer, Lost, Session, difference
 from .tree import minimise, render
 from .values import literal
 
@@ -56,7 +56,12 @@ class Runner:
 
     def summary(self):
         """What was seen, for the end of a run."""
-        return (f"{self.counts}, both failed with {self.errors}, refused {self.refused}, open defects {self.opened}")
+        return (f"{self.counts}, steps {self.steps()}, both failed with {self.errors}, refused {self.refused}, "
+                f"open defects {self.opened}")
+
+    def steps(self):
+        """What became of the statements on logical tables, those that look at the tables' state included."""
+        return dict(self.dist.command("SELECT step, statements FROM shardmap.stat_routing").rows)
 
     def both(self, sql):
         for side in self.sides:
@@ -69,7 +74,7 @@ class Runner:
         self.zone = rng.choice(["UTC", "UTC", "America/New_York", "Asia/Kolkata"])
         self.fill(f"{self.seed}/{number // SAME_ROWS}")
         self.reset()
-        generator = Generator(rng)
+        generator = Generator(rng, self.dist.pg.server_version)
         for index in range(UNITS):
             generator.start()
             unit = generator.unit()
@@ -116,31 +121,36 @@ class Runner:
         misplaced = self.dist.command("SELECT * FROM public.misplaced_rows()")
         if misplaced.rows:
             self.failures.append(Failure(f"{self.name} end", "rows on a shard that does not own them", [], str(misplaced)))
+        for table in (t for t in TABLES if t.reference):
+            copies = self.dist.command(f"SELECT * FROM shardmap.verify_reference('{table.name}') WHERE equal IS NOT TRUE")
+            if copies.rows:
+                self.failures.append(Failure(f"{self.name} end", f"copies of {table.name} differ", [], str(copies)))
 
     def unit(self, unit):
         """Runs a unit; returns whether both sides are still the same for sure."""
-        self.last, changed = [], set()
-        for side in self.sides:
-            for name, value in unit.settings.items():
-                side.command(f"SELECT set_config('{name}', {literal('text', value)}, false)")
-        for name, value in unit.dist_settings.items():
-            if name != "debug_parallel_query" or self.dist.pg.server_version >= 160000:
-                self.dist.command(f"SET {name} = {value}")
+        self.last, self.told, self.undone, changed = [], False, False, set()
+        settings = [f"set_config('{name}', {literal('text', value)}, false)" for name, value in unit.settings.items()]
+        self.both("SELECT " + ", ".join(settings))
+        dist = {name: value for name, value in unit.dist_settings.items()
+                if name != "debug_parallel_query" or self.dist.pg.server_version >= 160000}
+        self.dist.command("; ".join(f"SET {name} = {value}" for name, value in dist.items()))
         if unit.as_user:
             self.both(f"SET ROLE {USER}")
         try:
             for step in unit.steps:
+                if self.dist.failed and step.kind != "control" and self.told:
+                    continue  # that a transaction has failed is told once
+                self.told = self.dist.failed
                 changed.update(step.tables)
                 self.dirty.update(t for t in step.tables if t != "made")
                 if not self.step(step, unit, changed):
-                    return False
+                    return self.undone
         finally:
             if self.dist.pg.status == 0:
                 for side in self.sides:
                     side.simple("ROLLBACK")
                     side.simple(CLEAN)
-                for name in unit.dist_settings:
-                    self.dist.simple(f"RESET {name}")
+                self.dist.simple("; ".join(f"RESET {name}" for name in dist))
         return True
 
     def step(self, step, unit, changed):
@@ -154,6 +164,8 @@ class Runner:
         refusals = [known.refusal(sql, answer, unit.as_user) for answer in answers]
         if name := next(filter(None, refusals), None):
             self.refused[name] = self.refused.get(name, 0) + 1
+            # Nothing is done on the plain side; what was done here before is rolled back, if it was in a transaction.
+            self.undone = len(unit.steps) > 1 or all(answer.error for answer in answers)
             return False
         self.counts["statements"] += len(answers)
         if step.kind == "explain":
@@ -195,7 +207,7 @@ class Runner:
             if "57014" in (each.error, other.error):
                 self.counts["timeouts"] += 1
                 return "timeout of one side" if each.error != other.error else None
-            order = step.order if step.form not in ("function", "guarded") else ()
+            order = step.order if step.form not in FUNCTIONS else ()
             if why := difference(each, other, order):
                 return why
         return None if len(answers) == len(expected) else "number of answers"
@@ -204,10 +216,13 @@ class Runner:
         """Compares the rows of tables."""
         for table in sorted(tables):
             sql = f"SELECT * FROM {table}"
-            here, there = self.dist.simple(sql), self.plain.simple(sql)
+            here, there = self.rows_now(sql), self.plain.simple(sql)
             if why := difference(here, there):
                 return f"{why} of table {table} afterwards", [*answers, only(here, there)], [*expected, only(there, here)]
         return None, answers, expected
+
+    def rows_now(self, sql):
+        return self.dist.simple(sql)
 
     def send(self, side, step):
         """Runs a step on one side: its answers."""
@@ -219,14 +234,14 @@ class Runner:
             return [side.copy_out(render(step.tree))]
         if step.form == "simple":
             return [side.simple(render(step.tree))]
-        if step.form == "cursor":
-            return side.cursor(render(step.tree), step.total)
+        if step.form in ("cursor", "held"):
+            return getattr(side, step.form)(render(step.tree), step.total)
         sql, sets = bound(step)
         literals = [[literal(type, text) for type, text, _ in each] for each in sets]
         if step.form == "prepare":
             return side.sql_prepare(sql, sets, literals)
-        if step.form in ("function", "guarded"):
-            return side.function(sql, sets, literals, step.has_rows, step.form == "guarded")
+        if step.form in FUNCTIONS:
+            return side.function(sql, sets, literals, step)
         return side.prepared(sql, sets, step.form)
 
     def failed(self, step, unit, why, answers, expected):

@@ -21,6 +21,11 @@ class Table:
     kind: str = "table"  # or "view"
     base: str = None  # of a view: its table
     secured: bool = False
+    reference: bool = False  # every shard has a copy
+
+    @property
+    def distributed(self):
+        return self.keyspace is not None and not self.reference
 
     @property
     def family(self):
@@ -44,6 +49,7 @@ TABLES = [
     Table("r_acct", "int4", "by_number"), Table("r_item", "int8", "by_number"), Table("r_doc", "text", "by_text"),
     Table('"we ird""; x"', "text", "main"), Table("coded", "text", "main"),
     Table("vault", "int4", "main", secured=True), Table("collated", "text", "main"),
+    Table("ref_num", "int4", "main", reference=True), Table("ref_word", "text", "main", reference=True),
     Table("loc", "int4"), Table("loc_doc", "text"), Table("loc_person", "uuid"), Table("loc_day", "date"),
 ]
 VIEWS = [
@@ -154,8 +160,10 @@ def create(cluster):
         psql(f"CREATE SCHEMA {schema}; SET search_path = {schema}, public;\n{tables}{_POLICIES}{views[1]}")
         if schema == "dist":
             for table in TABLES:
-                if table.keyspace:
-                    name = ("dist." + table.name).replace("'", "''")
+                name = ("dist." + table.name).replace("'", "''")
+                if table.reference:
+                    psql(f"SELECT shardmap.distribute_reference('{name}')")
+                elif table.keyspace:
                     psql(f"SELECT shardmap.distribute_table('{name}', 'k', '{table.keyspace}')")
         psql(f"SET search_path = {schema}, public;\n{views[2]}{_FUNCTIONS}")
         psql(f"GRANT USAGE ON SCHEMA {schema} TO {USER}; GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {USER};"

@@ -16,7 +16,9 @@ from psycopg import pq
 
 from .values import OIDS
 
-FORMS = ["simple", "simple", "text", "binary", "mixed", "prepare", "function", "guarded", "cursor"]
+FORMS = ["simple", "simple", "text", "text", "binary", "binary", "mixed", "mixed", "prepare", "prepare", "function", "guarded",
+         "fetching", "executed", "cursor", "held"]
+FUNCTIONS = ("function", "guarded", "fetching", "executed")  # in plpgsql
 NUMERIC = 1700
 _RECORD_ZEROS = re.compile(r"(?<![\w.])(-?\d+)(?:\.0+|(\.\d*?[1-9])0+)(?=[,)])")
 OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY)
@@ -185,25 +187,33 @@ class Session:
         self.simple(f"DEALLOCATE {name}")
         return answers
 
-    def function(self, sql, sets, literals, has_rows, guarded=False):
-        """Runs `sql` inside a plpgsql function whose arguments p1, p2, .. are the parameters; `guarded`: in a block
-        whose errors become a row."""
-        arguments = ", ".join(f"p{i + 1} {v[0]}" for i, v in enumerate(sets[0]))
-        body = f"FOR found_row IN {sql} LOOP RETURN NEXT found_row::text; END LOOP;" if has_rows else \
+    def function(self, sql, sets, literals, step):
+        """Runs `sql` inside a plpgsql function whose arguments p1, p2, .. are the parameters, in the form of the step:
+        in a loop; `guarded`: in a block whose errors become a row; `fetching`: by an explicit cursor; `executed`: as text
+        with parameters $1, $2, .."""
+        self.serial += 1
+        name, arguments = f"pg_temp.f{self.serial}", ", ".join(f"p{i + 1} {v[0]}" for i, v in enumerate(sets[0]))
+        if step.form == "executed":
+            using = ", ".join(f"p{i + 1}" for i in range(len(sets[0])))
+            sql = f"EXECUTE $sql${sql}$sql${' USING ' + using if using else ''}"
+        body = f"FOR found_row IN {sql} LOOP RETURN NEXT found_row::text; END LOOP;" if step.has_rows else \
             f"{sql}; GET DIAGNOSTICS row_number = ROW_COUNT; RETURN NEXT row_number::text;"
-        if guarded:
+        if step.form == "fetching" and step.kind == "query":
+            body = (f"OPEN c FOR {sql}; LOOP FETCH c INTO found_row; EXIT WHEN NOT FOUND; RETURN NEXT found_row::text; END LOOP;"
+                    " CLOSE c;")
+        if step.form == "guarded":
             body = f"BEGIN {body} EXCEPTION WHEN integrity_constraint_violation THEN RETURN NEXT left(SQLSTATE, 2); END;"
         answers = [self.simple(
-            f"CREATE OR REPLACE FUNCTION pg_temp.f({arguments}) RETURNS SETOF text LANGUAGE plpgsql AS $body$\n"
-            f"DECLARE found_row record; row_number bigint; BEGIN {body} END $body$")]
+            f"CREATE OR REPLACE FUNCTION {name}({arguments}) RETURNS SETOF text LANGUAGE plpgsql AS $body$\n"
+            f"DECLARE found_row record; row_number bigint; c refcursor; BEGIN {body} END $body$")]
         if answers[0].error:
             return answers
         for each in literals:
-            answers.append(self.simple(f"SELECT * FROM pg_temp.f({', '.join(each)})"))
+            answers.append(self.simple(f"SELECT * FROM {name}({', '.join(each)}) AS f"))
             answers[-1].rows = [(_RECORD_ZEROS.sub(r"\1\2", row),) for row, in answers[-1].rows]
             if self.failed:
                 return answers
-        self.simple("DROP FUNCTION pg_temp.f")
+        self.simple(f"DROP FUNCTION {name}")
         return answers
 
     def cursor(self, sql, total):
@@ -224,6 +234,25 @@ class Session:
             self.simple("CLOSE c")
         if own:
             self.simple("ROLLBACK")
+        return answers
+
+    def held(self, sql, total):
+        """Reads through a cursor that outlives its transaction; inside a transaction as `cursor`."""
+        if not self.idle:
+            return self.cursor(sql, total)
+        self.simple("BEGIN")
+        answers, pieces = [self.simple(f"DECLARE c {'SCROLL ' if total else ''}CURSOR WITH HOLD FOR {sql}")], []
+        for each in ("FETCH 3 FROM c", "COMMIT", "FETCH 2 FROM c", "FETCH BACKWARD 4 FROM c" if total else "FETCH 4 FROM c", "FETCH ALL FROM c"):
+            if not answers[-1].error:
+                pieces.append(self.simple(each))
+                answers += pieces[-1:] if pieces[-1].error or total else []
+        if answers[-1].error:
+            self.simple("ROLLBACK")
+        else:
+            found = [piece for piece in pieces if piece.tag.startswith("FETCH")]
+            rows = [row for piece in found for row in piece.rows] if not total else found[-1].rows
+            answers.append(Answer(None, "", f"HELD {len(rows)}", found[0].columns, rows))
+        self.simple("CLOSE ALL")
         return answers
 
     def copy_in(self, sql, data):

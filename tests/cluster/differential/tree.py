@@ -10,12 +10,13 @@ class Value:
     """A constant: `literal` is its SQL, `parameter` the SQL around `$n`; `type` and `text` are what is bound.
 
     `declared` says whether the parameter's type is named when the statement is prepared, or left to the server; `domain`
-    is the type whose values may be bound instead, None if it must stay as it is.
+    is the type whose values may be bound instead, None if it must stay as it is; one that is `shared` is one parameter
+    wherever it stands.
     """
 
-    def __init__(self, type, text, literal, parameter="{}", declared=True, domain=None):
+    def __init__(self, type, text, literal, parameter="{}", declared=True, domain=None, shared=False):
         self.type, self.text, self.literal, self.parameter = type, text, literal, parameter
-        self.declared, self.domain = declared, domain
+        self.declared, self.domain, self.shared = declared, domain, shared
 
 
 class Part:
@@ -47,6 +48,8 @@ def render(tree, parameters=None, prefix="$"):
     if isinstance(tree, Value):
         if parameters is None:
             return tree.literal
+        if tree.shared and tree in parameters:
+            return tree.parameter.format(f"{prefix}{parameters.index(tree) + 1}")
         parameters.append(tree)
         return tree.parameter.format(f"{prefix}{len(parameters)}")
     return "".join(render(each, parameters, prefix) for each in tree)

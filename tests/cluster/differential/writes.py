@@ -1,33 +1,16 @@
-"""Statements that write: INSERT, UPDATE, DELETE, MERGE, COPY, TRUNCATE, and CTEs that write.
+"""Statements that write: INSERT, UPDATE, DELETE, COPY, TRUNCATE, and CTEs that write; upserts.py has more.
 
 What always holds: the outcome is defined. A row that is updated from a join matches one row there; rows that may
 collide come in a defined order or are the same; a statement can fail in one way only.
 """
 
-import dataclasses
-
-from .queries import Query
-from .relations import Column, Relation
+from .relations import Column, Query, Relation
 from .schema import TABLES, VIEWS, random_row, stored_columns, types_of
+from .steps import Step
 from .tree import Part, joined
-from .values import null, quoted, spelled, typed
+from .values import null, quoted, typed
 
 WRITABLE = [*TABLES, *VIEWS]
-
-
-@dataclasses.dataclass
-class Step:
-    """One statement of a unit."""
-
-    tree: object
-    kind: str = "query"  # query, write, control, create, batch, copy in, copy out, explain, explain write
-    order: tuple = ()
-    tables: tuple = ()  # stored names of tables that it may change
-    data: str = ""  # of COPY .. FROM
-    has_rows: bool = True
-    form: str = "simple"
-    total: bool = False  # the order of the rows is defined
-    seed: int = 0
 
 
 class Writes:
@@ -35,18 +18,23 @@ class Writes:
 
     def target(self):
         pool = [t for t in WRITABLE if t.family == self.family] if self.rng.random() < 0.9 else WRITABLE
-        return self.rng.choice(pool)
+        if self.pin:
+            pool = [t for t in WRITABLE if t.family == self.family and t.keyspace == self.keyspace]
+        return self.rng.choice([t for t in pool if not t.reference or self.rng.random() < 0.5] or pool)
 
     def write(self):
         kind = self.rng.choices(
-            [self.insert, self.insert_select, self.update, self.delete, self.copy_in, self.merge, self.truncate,
-             self.modifying_cte, self.create_as, self.insert_query, self.with_cte], [30, 12, 28, 16, 6, 3, 1, 8, 3, 6, 6])[0]
+            [self.insert, self.insert_select, self.update, self.delete, self.copy_in, self.truncate, self.modifying_cte,
+             self.create_as, self.insert_query, self.with_cte, self.upsert, self.merge, self.writing_ctes],
+            [30, 12, 28, 16, 6, 1, 8, 3, 6, 6, *([14, 14, 10] if self.pin else [3, 4, 5])])[0]
         return kind()
 
     def returning(self, alias, table, more=()):
         """' RETURNING ..' or nothing."""
         if self.rng.random() < 0.5:
             return ""
+        if alias and not more and self.rng.random() < 0.3:
+            return Part(self.shown(alias.rstrip("."), table) or " RETURNING 1", "")
         columns = [f"{alias}{c}" for c in types_of(table)]
         some = self.rng.sample(columns, self.rng.choice([1, 2, 4]))
         return Part(" RETURNING " + self.rng.choice([", ".join(some), f"{some[0]}, {alias}id + 1", f"{alias}*" if alias else "*",
@@ -70,7 +58,7 @@ class Writes:
         types, rows = types_of(table), []
         for _ in range(self.rng.choice([1, 1, 1, 2, 3, 8])):
             row = dict(zip(stored_columns(table), random_row(self.rng, table, self._id())))
-            values = [self._inserted(table, c, types[c], row[c]) for c in columns]
+            values = [self.chosen_key(table) if c == "k" and self.pin else self._inserted(table, c, types[c], row[c]) for c in columns]
             rows.append(["(", joined(", ", values), ")"])
         conflict = self._conflict()
         returning = self.returning("", table)
@@ -198,20 +186,6 @@ class Writes:
         where = self.rng.choice(["", "", f" WHERE id % 2 = 0", " WHERE k IS NOT DISTINCT FROM r"])
         sql = f"COPY {table.name} ({', '.join(stored_columns(table))}) FROM STDIN{where}"
         return Step(sql, "copy in", (), (table.stored,), data="".join(lines))
-
-    def merge(self):
-        table = self.target()
-        source = self.rng.choice([t for t in TABLES if t.type == table.type])
-        item, key = source.name, spelled(self.rng, table.type)
-        if self.rng.random() < 0.7:  # all of one key
-            item = [f"(SELECT * FROM {source.name} WHERE k = ", key, ")"]
-        sql = [f"MERGE INTO {table.name} t USING ", item, " s ON t.k = s.k AND t.id = s.id AND ",
-               self.condition([self.relation_of(table, "t")], depth=0),
-               self.rng.choice([" WHEN MATCHED THEN UPDATE SET b = s.b", " WHEN MATCHED AND s.id % 2 = 0 THEN DELETE",
-                                " WHEN MATCHED THEN DO NOTHING"])]
-        if self.rng.random() < 0.5 and table.kind == "table":
-            sql.append(" WHEN NOT MATCHED THEN INSERT (k, id, a) VALUES (s.k, s.id + 7000, s.a)")
-        return Step(sql, "write", (), (table.stored,), has_rows=False)
 
     def truncate(self):
         table = self.rng.choice(TABLES)
