@@ -88,7 +88,7 @@ COMMENT ON FUNCTION shardmap._lag_windows(oid) IS 'a replica''s distribution of 
 CREATE FUNCTION shardmap._lag_summary(
     server oid, OUT shape text, OUT burst_hours integer[], OUT rotation text, OUT since timestamp with time zone, OUT why text,
     OUT alert text, OUT alert_since timestamp with time zone, OUT early_warning boolean, OUT burn_5m double precision,
-    OUT burn_1h double precision, OUT burn_6h double precision, OUT burn_3d double precision, OUT budget_left double precision)
+    OUT burn_30m double precision, OUT burn_1h double precision, OUT burn_6h double precision, OUT burn_3d double precision, OUT budget_left double precision)
 RETURNS SETOF record LANGUAGE c VOLATILE STRICT PARALLEL SAFE ROWS 1
 AS 'MODULE_PATHNAME', 'replica_summary_wrapper';
 COMMENT ON FUNCTION shardmap._lag_summary(oid) IS 'shape of a replica''s lag, its rotation, and how its objective burns';

@@ -53,8 +53,8 @@ END
 $$;
 
 CREATE VIEW shardmap.replica_state AS
-SELECT r.shard, r.name AS replica, s.rotation, s.since, s.why, o.threshold, o.target, o.calm, s.burn_5m, s.burn_1h, s.burn_6h,
-       s.burn_3d, s.budget_left
+SELECT r.shard, r.name AS replica, s.rotation, s.since, s.why, o.threshold, o.target, o.calm, s.burn_5m, s.burn_30m, s.burn_1h,
+       s.burn_6h, s.burn_3d, s.budget_left
   FROM shardmap.replica r
   LEFT JOIN pg_catalog.pg_foreign_server f ON f.srvname OPERATOR(pg_catalog.=) r.name
   LEFT JOIN LATERAL shardmap._lag_summary(f.oid) s ON true
@@ -69,6 +69,7 @@ COMMENT ON COLUMN shardmap.replica_state.threshold IS 'greatest lag that is good
 COMMENT ON COLUMN shardmap.replica_state.target IS 'share of time in which it should be good';
 COMMENT ON COLUMN shardmap.replica_state.calm IS 'how long it must be good before it gets reads again';
 COMMENT ON COLUMN shardmap.replica_state.burn_5m IS 'how many times too fast the error budget burned in the last 5 minutes; 1: just as fast as it lasts';
+COMMENT ON COLUMN shardmap.replica_state.burn_30m IS 'in the last half hour';
 COMMENT ON COLUMN shardmap.replica_state.burn_1h IS 'in the last hour';
 COMMENT ON COLUMN shardmap.replica_state.burn_6h IS 'in the last 6 hours';
 COMMENT ON COLUMN shardmap.replica_state.burn_3d IS 'in the last 3 days';
@@ -81,8 +82,8 @@ SELECT r.shard, r.name AS replica, v.severity, v.since, v.message
   CROSS JOIN LATERAL shardmap._lag_summary(f.oid) s
   CROSS JOIN LATERAL (
     SELECT s.alert AS severity, s.alert_since AS since,
-           pg_catalog.format('error budget burns %s times too fast over 5 minutes, %s over 1 hour, %s over 6 hours, %s over 3 days',
-               pg_catalog.round(s.burn_5m::pg_catalog.numeric, 1), pg_catalog.round(s.burn_1h::pg_catalog.numeric, 1),
+           pg_catalog.format('error budget burns %s times too fast over 5 minutes, %s over 30 minutes, %s over 1 hour, %s over 6 hours, %s over 3 days',
+               pg_catalog.round(s.burn_5m::pg_catalog.numeric, 1), pg_catalog.round(s.burn_30m::pg_catalog.numeric, 1), pg_catalog.round(s.burn_1h::pg_catalog.numeric, 1),
                pg_catalog.round(s.burn_6h::pg_catalog.numeric, 1), pg_catalog.round(s.burn_3d::pg_catalog.numeric, 1)) AS message
      WHERE s.alert OPERATOR(pg_catalog.<>) 'ok'
     UNION ALL

@@ -2,7 +2,8 @@
 //!
 //! An objective says that a share of time (the target, 99 % say) is spent under a lag (the threshold). What the target leaves
 //! is the error budget. A burn rate of 1 uses up exactly the budget of a window; the usual pairs of a long and a short window
-//! decide who is told: both must burn, so that what is over no longer alarms. Time that nobody watched is taken to be good.
+//! decide who is told (1 hour and 5 minutes, 6 hours and 30 minutes, 3 days and 6 hours): both must burn, so that what is over no
+//! longer alarms. Time that nobody watched is taken to be good.
 //! What always holds: a target below 94 % could never burn 14.4 times too fast; the limits are bounded so that it can alarm.
 
 use std::collections::VecDeque;
@@ -63,11 +64,13 @@ pub const SLOW: f64 = 1.0;
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Burn rates over 5 minutes, 1 hour, 6 hours and 3 days.
+/// Burn rates over 5 minutes, 30 minutes, 1 hour, 6 hours and 3 days.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     /// Over 5 minutes.
     pub five_minutes: f64,
+    /// Over half an hour.
+    pub half_hour: f64,
     /// Over an hour.
     pub hour: f64,
     /// Over six hours.
@@ -81,7 +84,7 @@ impl Rates {
     #[must_use]
     pub fn alert(&self, objective: &Objective) -> Alert {
         let both = |long: f64, short: f64, usual: f64| long.min(short) >= objective.limit(usual);
-        if both(self.hour, self.five_minutes, FAST) || both(self.six_hours, self.hour, MEDIUM) {
+        if both(self.hour, self.five_minutes, FAST) || both(self.six_hours, self.half_hour, MEDIUM) {
             Alert::Page
         } else if both(self.three_days, self.six_hours, SLOW) {
             Alert::Warn
@@ -139,7 +142,7 @@ impl Bad {
 #[derive(Clone, Debug)]
 pub struct Burn {
     objective: Objective,
-    windows: [Bad; 4],
+    windows: [Bad; 5],
     /// The last bad sample.
     last_bad: Option<Moment>,
 }
@@ -148,8 +151,13 @@ impl Burn {
     /// Begins with the whole budget.
     #[must_use]
     pub fn new(objective: Objective) -> Self {
-        let windows =
-            [Bad::new(5 * MINUTE / 60, 60), Bad::new(MINUTE, 60), Bad::new(5 * MINUTE, 72), Bad::new(HOUR, 72)];
+        let windows = [
+            Bad::new(5 * MINUTE / 60, 60),
+            Bad::new(MINUTE / 2, 60),
+            Bad::new(MINUTE, 60),
+            Bad::new(5 * MINUTE, 72),
+            Bad::new(HOUR, 72),
+        ];
         Self { objective, windows, last_bad: None }
     }
 
@@ -177,13 +185,14 @@ impl Burn {
     /// The burn rates at `now`.
     pub fn rates(&mut self, now: Moment) -> Rates {
         let objective = self.objective;
-        let [five_minutes, hour, six_hours, three_days] = &mut self.windows;
+        let [five_minutes, half_hour, hour, six_hours, three_days] = &mut self.windows;
         let rate = |window: &mut Bad| {
             window.advance(now);
             window.rate(&objective)
         };
         Rates {
             five_minutes: rate(five_minutes),
+            half_hour: rate(half_hour),
             hour: rate(hour),
             six_hours: rate(six_hours),
             three_days: rate(three_days),

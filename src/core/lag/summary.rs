@@ -10,7 +10,7 @@ use super::window::Figures;
 use crate::replica::{Moment, Rotation};
 
 /// Words that a summary takes.
-pub const WORDS: usize = 24;
+pub const WORDS: usize = 25;
 
 /// The lengths of the windows, as users know them.
 pub const WINDOWS: [&str; 4] = ["1 minute", "5 minutes", "1 hour", "24 hours"];
@@ -53,6 +53,7 @@ impl Summary {
             self.alert_since.0.cast_unsigned(),
             self.state.since.0.cast_unsigned(),
             rates.five_minutes.to_bits(),
+            rates.half_hour.to_bits(),
             rates.hour.to_bits(),
             rates.six_hours.to_bits(),
             rates.three_days.to_bits(),
@@ -70,7 +71,7 @@ impl Summary {
     /// Returns what the words stand for; `None` if they are not a summary's.
     #[must_use]
     pub fn of_words(words: &[u64; WORDS]) -> Option<Self> {
-        let [head, hours, alert_since, since, five_minutes, hour, six_hours, three_days, rest @ ..] = *words;
+        let [head, hours, alert_since, since, five_minutes, half_hour, hour, six_hours, three_days, rest @ ..] = *words;
         if head & 1 == 0 {
             return None;
         }
@@ -84,6 +85,7 @@ impl Summary {
         }
         let rates = Rates {
             five_minutes: f64::from_bits(five_minutes),
+            half_hour: f64::from_bits(half_hour),
             hour: f64::from_bits(hour),
             six_hours: f64::from_bits(six_hours),
             three_days: f64::from_bits(three_days),

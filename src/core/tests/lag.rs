@@ -296,6 +296,7 @@ fn burn_rates_are_the_share_of_the_budget() {
     let summary = Simulated::new(objective()).run(3600, |second| Some(if second < 36 { 6000 } else { 0 }));
     let rates = summary.rates.unwrap();
     assert!((rates.hour - 1.0).abs() < 0.05, "{rates:?}");
+    assert_eq!(rates.half_hour, 0.0, "it was in the other half");
     assert!((rates.six_hours - 1.0 / 6.0).abs() < 0.01 && (rates.three_days - 1.0 / 72.0).abs() < 0.001, "{rates:?}");
     assert_eq!(rates.five_minutes, 0.0);
     assert_eq!((summary.alert, summary.state.rotation), (Alert::Ok, Rotation::In));
@@ -320,6 +321,29 @@ fn a_burning_replica_leaves_in_two_steps_and_comes_back_when_calm() {
     let back = replica.run(3, |_| Some(0));
     assert_eq!((back.state.rotation, back.state.why), (Rotation::In, Why::Calm));
     assert!(at(replica.second).since(back.state.since) < 4 * SECOND);
+}
+
+/// The pairs of a long and a short window: what is over no longer alarms.
+#[test]
+fn pages_and_tickets_end_with_their_short_windows() {
+    // A third of the time bad: 33 times too fast, for twenty minutes. Then good.
+    let bad = |second: u32| Some(if second.is_multiple_of(3) { 9000 } else { 0 });
+    let alert = |replica: &mut Simulated, seconds| replica.run(seconds, |_| Some(0)).alert;
+    let mut replica = Simulated::new(objective());
+    replica.run(6 * 3600, |_| Some(0));
+    let burning = replica.run(1200, bad);
+    let rates = burning.rates.unwrap();
+    // Over an hour 11, too little for a page by that; over half an hour 22, over six hours 1.9.
+    assert!((rates.hour - 11.1).abs() < 0.3 && (rates.half_hour - 22.2).abs() < 0.6, "{rates:?}");
+    assert_eq!(burning.alert, Alert::Ok);
+    // Twice as slow for an hour and a half more: six hours reach 6, and half an hour is far beyond.
+    let burning = replica.run(5400, |second| Some(if second.is_multiple_of(6) { 9000 } else { 0 }));
+    let rates = burning.rates.unwrap();
+    assert!(rates.six_hours >= 6.0 && rates.half_hour >= 14.4 && burning.alert == Alert::Page, "{rates:?}");
+    // Calm again: five minutes later the first pair is silent, half an hour later the second, though six hours and one still burn.
+    let after = replica.run(1500, |_| Some(0)).rates.unwrap();
+    assert!(after.half_hour < 6.0 && after.six_hours >= 6.0 && after.hour >= 6.0, "{after:?}");
+    assert_eq!(alert(&mut replica, 1), Alert::Ok);
 }
 
 #[test]
