@@ -37,6 +37,7 @@ pub fn init() {
     catalog::init();
     stats::init();
     remote::init();
+    reads::servers::init();
     reference::init();
     replicas::init();
     resolver::init();

@@ -2,9 +2,9 @@
 //!
 //! Observations come from the worker that samples all servers; what this session has heard itself counts until a newer one
 //! is there. A replica that was waited for in vain is not asked again for a while. The list of replicas is read anew when
-//! a foreign server has changed, and after [`LIST_HOLDS`].
+//! a foreign server or the table of replicas has changed; the callback only sets a flag.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -24,8 +24,6 @@ use crate::pg::replicas::{registry, shared};
 const IN_VAIN: Duration = Duration::from_millis(500);
 /// How long a replica that was lost is not tried again.
 const LOST_HOLDS: Duration = Duration::from_secs(1);
-/// How long a change of weight or zone may go unnoticed.
-const LIST_HOLDS: Duration = Duration::from_secs(1);
 
 /// A registered replica.
 struct Replica {
@@ -55,6 +53,10 @@ pub struct Server {
 
 thread_local! {
     static LIST: RefCell<Option<List>> = const { RefCell::new(None) };
+    /// The table of replicas has changed since the list was read.
+    static IS_STALE: Cell<bool> = const { Cell::new(false) };
+    /// That table.
+    static TABLE: Cell<Oid> = const { Cell::new(pg_sys::InvalidOid) };
     /// What was heard, and when.
     static HEARD: RefCell<HashMap<Oid, (Instant, Heard)>> = RefCell::default();
     static LOST: RefCell<HashMap<Oid, Instant>> = RefCell::default();
@@ -72,6 +74,18 @@ impl Server {
             heard: self.heard,
             may_ask: self.may_ask,
         }
+    }
+}
+
+/// Registers the callback. Once per process.
+pub fn init() {
+    // SAFETY: the callback has the declared type and stays loaded for the life of the process.
+    unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(on_relation), pg_sys::Datum::from(0)) }
+}
+
+unsafe extern "C-unwind" fn on_relation(_: pg_sys::Datum, relation: Oid) {
+    if relation == pg_sys::InvalidOid || relation == TABLE.get() {
+        IS_STALE.set(true);
     }
 }
 
@@ -189,13 +203,15 @@ fn was_asked_in_vain(server: Oid) -> bool {
 fn replicas(shard: Oid) -> Rc<[Replica]> {
     let generation = crate::pg::remote::generation();
     let known = LIST.with_borrow(|list| {
-        let current = |list: &&List| list.generation == generation && list.read_at.elapsed() < LIST_HOLDS;
+        let current = |list: &&List| list.generation == generation && !IS_STALE.get();
         list.as_ref().filter(current).map(|list| list.by_shard.get(&shard).cloned())
     });
     let found = known.unwrap_or_else(|| {
+        // What changes while the list is read makes it stale again.
+        IS_STALE.set(false);
         let by_shard = read_list();
         let found = by_shard.get(&shard).cloned();
-        LIST.set(Some(List { read_at: Instant::now(), generation, by_shard }));
+        LIST.set(Some(List { generation, by_shard }));
         found
     });
     found.unwrap_or_else(|| Rc::new([]))
@@ -203,6 +219,7 @@ fn replicas(shard: Oid) -> Rc<[Replica]> {
 
 fn read_list() -> HashMap<Oid, Rc<[Replica]>> {
     let mut by_shard: HashMap<Oid, Vec<Replica>> = HashMap::new();
+    TABLE.set(registry::table(c"replica").unwrap_or(pg_sys::InvalidOid));
     let server = |name: &str| {
         let name = encoding::server_string(name);
         // SAFETY: a system cache look-up, inside a transaction.
