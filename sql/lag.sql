@@ -48,6 +48,37 @@ COMMENT ON COLUMN shardmap._lag_minute.lag_ms IS 'the values that came, right to
 COMMENT ON COLUMN shardmap._lag_minute.times IS 'how often each came';
 COMMENT ON COLUMN shardmap._lag_minute.watched_ms IS 'milliseconds of the minute that the samples stand for';
 
+-- Numbers of Postgres that have no sign stand here as they are in memory, so that half of them are negative.
+CREATE TABLE shardmap._primary_place (
+    shard text COLLATE pg_catalog."C" NOT NULL,
+    at timestamp with time zone NOT NULL,
+    system_identifier bigint NOT NULL,
+    timeline bigint NOT NULL,
+    lsn bigint NOT NULL,
+    PRIMARY KEY (shard, at)
+);
+COMMENT ON TABLE shardmap._primary_place IS 'where each primary was, once a minute for a day; lets lag be known soon after a restart';
+COMMENT ON COLUMN shardmap._primary_place.shard IS 'shard of the primary';
+COMMENT ON COLUMN shardmap._primary_place.at IS 'when it was there';
+COMMENT ON COLUMN shardmap._primary_place.system_identifier IS 'whose log it wrote';
+COMMENT ON COLUMN shardmap._primary_place.timeline IS 'timeline that it wrote';
+COMMENT ON COLUMN shardmap._primary_place.lsn IS 'bytes from the beginning of the log';
+
+CREATE TABLE shardmap._fork (
+    shard text COLLATE pg_catalog."C" NOT NULL,
+    system_identifier bigint NOT NULL,
+    timeline bigint NOT NULL,
+    parent bigint NOT NULL,
+    at bigint NOT NULL,
+    CONSTRAINT _fork_pkey PRIMARY KEY (shard, system_identifier, timeline)
+);
+COMMENT ON TABLE shardmap._fork IS 'where timelines of the shards'' logs began, as far as it is known for certain; up to there tokens of the parent still hold';
+COMMENT ON COLUMN shardmap._fork.shard IS 'the shard';
+COMMENT ON COLUMN shardmap._fork.system_identifier IS 'whose log';
+COMMENT ON COLUMN shardmap._fork.timeline IS 'timeline that began';
+COMMENT ON COLUMN shardmap._fork.parent IS 'timeline that it left';
+COMMENT ON COLUMN shardmap._fork.at IS 'bytes from the beginning of the log';
+
 CREATE FUNCTION shardmap._replicas_changed() RETURNS void
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'replicas_changed_wrapper';
 COMMENT ON FUNCTION shardmap._replicas_changed() IS 'lets the sampler know at commit that replicas or objectives have changed';

@@ -3,7 +3,8 @@
 //! Decides at which moment the primary passed a position. What always holds: the clocks of the servers play no part; a
 //! position that the primary has not left is passed now, however long ago it was written; one that is older than the history
 //! has no moment. Between two looks at the primary its writing is taken to be even, so that a moment is right to the time
-//! between them. At most [`POINTS`] looks are kept, the older ones more sparsely.
+//! between them; while nobody looked for longer than [`GAP`], or between places that were kept over a restart, it is taken to have written all at once at the beginning, so that
+//! nobody seems less behind than he is. At most [`POINTS`] looks are kept, the older ones more sparsely.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,12 +14,36 @@ use crate::replica::{Lsn, Moment, SystemIdentifier, Timeline};
 /// Most points that are kept.
 pub const POINTS: usize = 4096;
 
+/// Longer than this nobody has looked.
+pub const GAP: Duration = Duration::from_secs(10);
+
 /// The primary was seen at this position, first and last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Point {
     lsn: Lsn,
     first: Moment,
     last: Moment,
+    /// Nobody had looked for long before.
+    after_gap: bool,
+}
+
+impl Point {
+    fn new(lsn: Lsn, at: Moment, after_gap: bool) -> Self {
+        Self { lsn, first: at, last: at, after_gap }
+    }
+}
+
+/// A look that outlives the history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// When the primary was there.
+    pub at: Moment,
+    /// Whose log.
+    pub system: SystemIdentifier,
+    /// The timeline that it wrote.
+    pub timeline: Timeline,
+    /// Where it was.
+    pub lsn: Lsn,
 }
 
 /// The positions of one primary.
@@ -26,6 +51,8 @@ struct Point {
 pub struct History {
     system: Option<SystemIdentifier>,
     timeline: Timeline,
+    /// Nobody has looked since the newest point, for all that is known.
+    unseen: bool,
     /// In the order of both position and time. Never empty.
     points: VecDeque<Point>,
 }
@@ -34,7 +61,29 @@ impl History {
     /// Begins with the first look at a primary.
     #[must_use]
     pub fn new(system: Option<SystemIdentifier>, timeline: Timeline, lsn: Lsn, at: Moment) -> Self {
-        Self { system, timeline, points: VecDeque::from([Point { lsn, first: at, last: at }]) }
+        Self { system, timeline, unseen: false, points: VecDeque::from([Point::new(lsn, at, false)]) }
+    }
+
+    /// Begins with what an earlier history has kept, oldest first, and a look now: what is of another log, or of a later timeline
+    /// than the primary's, says nothing. `None`: nothing was kept.
+    #[must_use]
+    pub fn restored(kept: &[Kept], system: Option<SystemIdentifier>, timeline: Timeline) -> Option<Self> {
+        let counts = |look: &&Kept| Some(look.system) == system && look.timeline <= timeline;
+        let mut looks = kept.iter().filter(counts);
+        let first = looks.next()?;
+        let mut history = Self::new(system, first.timeline, first.lsn, first.at);
+        for look in looks {
+            history.unseen = true;
+            history.note(system, look.timeline, look.lsn, look.at);
+        }
+        history.unseen = true;
+        Some(history)
+    }
+
+    /// The last look, to be kept; `None`: nobody knows whose log it is.
+    #[must_use]
+    pub fn kept(&self) -> Option<Kept> {
+        Some(Kept { at: self.last_seen(), system: self.system?, timeline: self.timeline, lsn: self.newest() })
     }
 
     /// Whose log it is; `None`: not to be seen.
@@ -70,28 +119,45 @@ impl History {
         }
         self.system = system.or(self.system);
         self.timeline = timeline;
+        self.set_clock(at);
         while self.points.back().is_some_and(|point| point.lsn > lsn) {
             self.points.pop_back();
         }
         match self.points.back_mut() {
-            Some(newest) if newest.lsn == lsn => newest.last = newest.last.max(at),
+            Some(newest) if newest.lsn == lsn => newest.last = at,
             Some(newest) => {
-                // A clock that was set back must not make the history run backwards.
-                let at = at.max(newest.last);
-                self.points.push_back(Point { lsn, first: at, last: at });
+                let after_gap = self.unseen || at.since(newest.last) > GAP;
+                self.points.push_back(Point::new(lsn, at, after_gap));
             }
-            None => self.points.push_back(Point { lsn, first: at, last: at }),
+            None => self.points.push_back(Point::new(lsn, at, false)),
         }
+        self.unseen = false;
         if self.points.len() > POINTS {
             self.thin();
+        }
+    }
+
+    /// Sets all moments back as far as the clock was: else who is behind would seem not to be until it has caught up.
+    fn set_clock(&mut self, now: Moment) {
+        let back = self.last_seen().since(now);
+        if !back.is_zero() {
+            for point in &mut self.points {
+                (point.first, point.last) = (point.first.minus(back), point.last.minus(back));
+            }
         }
     }
 
     /// Drops every other point of the older half, but the first.
     fn thin(&mut self) {
         let half = self.points.len() / 2;
-        let kept = self.points.drain(..).enumerate().filter(|(at, _)| *at >= half || at % 2 == 0);
-        self.points = kept.map(|(_, point)| point).collect();
+        let mut gap = false;
+        let keep = |(at, mut point): (usize, Point)| {
+            let is_kept = at >= half || at % 2 == 0;
+            point.after_gap |= gap;
+            gap = point.after_gap && !is_kept;
+            is_kept.then_some(point)
+        };
+        self.points = self.points.drain(..).enumerate().filter_map(keep).collect();
     }
 
     /// How long before `now` the primary passed `lsn`: the time by which a replica that has replayed up to there is behind.
@@ -106,6 +172,9 @@ impl History {
             let unseen = now.since(before.last);
             return Some(if unseen <= fresh { Duration::ZERO } else { unseen });
         };
+        if next.after_gap {
+            return Some(now.since(before.last));
+        }
         let (done, all) = (lsn.0 - before.lsn.0, next.lsn.0 - before.lsn.0);
         let between = next.first.since(before.last).as_micros();
         let into = between * u128::from(done) / u128::from(all.max(1));

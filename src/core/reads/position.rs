@@ -29,7 +29,9 @@ impl fmt::Display for Position {
 pub struct Fork {
     /// The timeline that was left.
     pub from: Timeline,
-    /// Up to where the newer timeline has what the older one had.
+    /// The timeline that began.
+    pub to: Timeline,
+    /// Up to where that has what the older one had; never more than it has.
     pub at: Lsn,
 }
 
@@ -47,21 +49,30 @@ pub enum Holds {
 }
 
 /// Tells what a server has of `wanted` that was at `server` when it was last heard of, and may be further on by now.
-/// `forks`: those that are known, of the timelines that led to the server's.
+/// `forks`: those that are known of the log, in any order.
 #[must_use]
 pub fn holds(server: Position, wanted: Position, forks: &[Fork]) -> Holds {
     if server.timeline < wanted.timeline {
         return Holds::Older;
     }
-    if server.timeline > wanted.timeline {
-        let fork = forks.iter().find(|fork| fork.from == wanted.timeline);
-        return match fork {
-            Some(fork) if wanted.lsn <= fork.at => Holds::All,
-            _ => Holds::Lost,
-        };
+    if !has_kept(server.timeline, wanted, forks) {
+        return Holds::Lost;
     }
+    // A replica may be known to follow a timeline before it has replayed up to where that begins.
     match server.lsn >= wanted.lsn {
         true => Holds::All,
         false => Holds::NotYet,
     }
+}
+
+/// Whether the log of `timeline` goes through `wanted`: that lies before every fork on the way.
+fn has_kept(mut timeline: Timeline, wanted: Position, forks: &[Fork]) -> bool {
+    while timeline > wanted.timeline {
+        let fork = forks.iter().find(|fork| fork.to == timeline && fork.from < timeline);
+        match fork {
+            Some(fork) if wanted.lsn <= fork.at => timeline = fork.from,
+            _ => return false,
+        }
+    }
+    timeline == wanted.timeline
 }

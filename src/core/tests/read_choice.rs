@@ -12,7 +12,7 @@ use shardmap_core::reads::choice::{
     choose, observations_hold, Admission, Candidate, Decision, Heard, Preference, Reason, Verdict, Want, Why,
     OBSERVATIONS_HOLD,
 };
-use shardmap_core::reads::position::{Fork, Lsn, Position, Timeline};
+use shardmap_core::reads::position::{holds, Fork, Holds, Lsn, Position, Timeline};
 use shardmap_core::reads::token::{Mark, System};
 
 const SYSTEM: System = System(7);
@@ -127,7 +127,7 @@ fn rotation_takes_reads_with_tokens_first() {
 
 #[test]
 fn tokens_and_failovers() {
-    let forks = [Fork { from: Timeline(1), at: Lsn(80) }];
+    let forks = [Fork { from: Timeline(1), to: Timeline(2), at: Lsn(80) }];
     let servers = [primary(at(2, 200)), replica(1, heard(at(1, 190), MS)), replica(2, heard(at(2, 100), MS))];
     let decide = |token, forks: &[Fork]| choose(&servers, &Want { token, ..WANT }, forks, [0, 0]);
     // Of the new timeline: what still follows the old primary holds nothing of it, however far its LSN.
@@ -148,6 +148,38 @@ fn tokens_and_failovers() {
     let foreign = decide(elsewhere, &forks);
     assert_eq!((foreign.server, foreign.doubtful), (Some(PRIMARY), true));
     assert_eq!(why(&foreign, 2), Verdict::Not(Why::OtherSystem));
+}
+
+#[test]
+fn what_lies_before_every_fork_is_kept() {
+    let fork = |from, to, at| Fork { from: Timeline(from), to: Timeline(to), at: Lsn(at) };
+    // Timeline 3 left 1 as well, and came to nothing.
+    let forks = [fork(4, 5, 200), fork(1, 3, 50), fork(1, 2, 80), fork(2, 4, 150)];
+    let cases = [
+        (at(5, 300), at(5, 300), Holds::All),
+        (at(5, 300), at(5, 301), Holds::NotYet),
+        (at(5, 300), at(6, 1), Holds::Older),
+        (at(5, 300), at(1, 80), Holds::All),
+        (at(5, 300), at(1, 81), Holds::Lost),
+        (at(5, 300), at(2, 150), Holds::All),
+        (at(5, 300), at(2, 151), Holds::Lost),
+        (at(5, 300), at(4, 200), Holds::All),
+        // Never on the way to 5.
+        (at(5, 300), at(3, 10), Holds::Lost),
+        // It follows a newer timeline, and has not replayed up to where that begins.
+        (at(5, 60), at(1, 61), Holds::NotYet),
+        (at(5, 60), at(1, 60), Holds::All),
+        (at(3, 60), at(1, 50), Holds::All),
+        (at(7, 300), at(1, 1), Holds::Lost),
+    ];
+    for (server, wanted, want) in cases {
+        assert_eq!(holds(server, wanted, &forks), want, "{server}, {wanted}");
+        if server.timeline != wanted.timeline && want != Holds::Older {
+            assert_eq!(holds(server, wanted, &[]), Holds::Lost);
+        }
+    }
+    // Forks that lead in a circle lead nowhere.
+    assert_eq!(holds(at(3, 9), at(1, 1), &[fork(3, 3, 9), fork(4, 3, 9)]), Holds::Lost);
 }
 
 #[test]

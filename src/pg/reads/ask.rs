@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys::Oid;
 use pgrx::PgSqlErrorCode;
 use shardmap_core::reads::choice::Heard;
-use shardmap_core::reads::position::{holds, Holds, Lsn, Position, Timeline};
+use shardmap_core::reads::position::{holds, Fork, Holds, Lsn, Position, Timeline};
 use shardmap_core::reads::token::System;
 
 use crate::pg::remote::wait::{pause, Patience};
@@ -76,14 +76,20 @@ fn hear(connection: &Connection, since: Instant) -> Result<Heard> {
 }
 
 /// Waits until a replica has replayed up to `wanted`. `None`: it has not in time, or will not.
-pub fn wait_for(connection: &Connection, wanted: Position, known: Timeline, limit: Duration) -> Result<Option<Heard>> {
+pub fn wait_for(
+    connection: &Connection,
+    wanted: Position,
+    known: Timeline,
+    forks: &[Fork],
+    limit: Duration,
+) -> Result<Option<Heard>> {
     let deadline = Instant::now() + limit;
     let mut rest = FIRST_PAUSE;
     loop {
         let mut heard = position(connection)?;
         // What was known of its timeline still holds.
         heard.position.timeline = heard.position.timeline.max(known);
-        match holds(heard.position, wanted, &[]) {
+        match holds(heard.position, wanted, forks) {
             Holds::All => return Ok(Some(heard)),
             Holds::Lost | Holds::Older => return Ok(None),
             Holds::NotYet => {}

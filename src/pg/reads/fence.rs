@@ -1,30 +1,49 @@
-//! Keeps writes from a former primary that lives on after one of its replicas was promoted.
+//! Keeps writes, and reads that must not miss something, from a former primary that lives on after one of its replicas was promoted.
 //!
-//! Decides by timelines: a primary on an older one than a replica of it is a former one. What always holds: what was heard
-//! makes suspicious at most; before a write is refused the server itself is asked, on the connection that would write. (A
-//! server in recovery refuses writes by itself.)
+//! Decides by timelines: a primary on an older one than a server of its shard is a former one. What always holds: what was heard
+//! makes suspicious at most; before a statement is refused the server itself is asked, on the connection that would be used; each
+//! connection is asked once at most, and none where there has never been a failover. One that leads to a former primary is made
+//! anew once, as a list of hosts may lead elsewhere by now. (A server in recovery refuses writes by itself.)
+
+use std::cell::RefCell;
+use std::collections::HashMap;
 
 use pgrx::pg_sys::Oid;
 use pgrx::PgSqlErrorCode;
 use shardmap_core::reads::choice::Heard;
+use shardmap_core::reads::position::Timeline;
+use shardmap_core::reads::token::System;
 
 use super::{ask, servers};
-use crate::pg::remote::{Failure, Result};
+use crate::pg::remote::{Connection, Failure, Result};
+
+/// Timelines begin with this one.
+pub const FIRST: Timeline = Timeline(1);
+
+thread_local! {
+    /// By shard and user: the connection that was asked last, and whose log on which timeline its server wrote.
+    static KNOWN: RefCell<HashMap<(Oid, Oid), (u64, System, Timeline)>> = RefCell::default();
+}
 
 /// Makes sure that the shard's primary is not known to be a former one.
 ///
 /// # Errors
 /// 55000: it is.
 pub fn check(shard: Oid, user: Oid) -> Result<()> {
-    let Some((replica, newest)) = newest(shard) else { return Ok(()) };
+    let Some((newest, on)) = newest(shard) else { return Ok(()) };
     let is_former = |heard: Heard| {
-        heard.system == newest.system && !heard.in_recovery && heard.position.timeline < newest.position.timeline
+        heard.system == on.system && !heard.in_recovery && heard.position.timeline < on.position.timeline
     };
-    if !servers::heard(shard).is_some_and(is_former) {
+    let is_suspect = servers::heard(shard).is_some_and(is_former);
+    if on.position.timeline <= FIRST && !is_suspect {
         return Ok(());
     }
-    let own = ask::position(&ask::open(shard, user, false)?)?;
-    servers::note_heard(shard, own);
+    let connection = ask::open(shard, user, false)?;
+    let is_fine = |(system, timeline)| system != on.system || timeline >= on.position.timeline;
+    if !is_suspect && known(&connection, shard, user).is_some_and(is_fine) {
+        return Ok(());
+    }
+    let own = ask_again(connection, shard, user, |own| !is_former(own))?.1;
     if !is_former(own) {
         return Ok(());
     }
@@ -34,19 +53,52 @@ pub fn check(shard: Oid, user: Oid) -> Result<()> {
         format!("cannot write to shard \"{shard}\": its server is a former primary"),
     )
     .detail(format!(
-        "It is on timeline {}, replica \"{}\" on timeline {}.",
+        "It is on timeline {}, \"{}\" on timeline {}.",
         own.position.timeline.0,
-        servers::name(replica),
-        newest.position.timeline.0
+        servers::name(newest),
+        on.position.timeline.0
     ))
     .hint(format!(
         "Stop that server. Let the foreign server \"{shard}\" lead to the new primary: ALTER SERVER .. OPTIONS (SET host .., SET port ..)."
     )))
 }
 
-/// The replica that was last heard of on the newest timeline.
+/// Whose log on which timeline the server behind a primary's connection writes, if it was asked.
+pub fn known(connection: &Connection, shard: Oid, user: Oid) -> Option<(System, Timeline)> {
+    let number = connection.link().number;
+    let of = KNOWN.with_borrow(|known| known.get(&(shard, user)).copied());
+    of.filter(|(own, ..)| *own == number).map(|(_, system, timeline)| (system, timeline))
+}
+
+/// Asks a primary where it is, and connects anew once if it is not `right`; the connection to be used, and what it said.
+///
+/// # Errors
+/// Those of asking and connecting.
+pub fn ask_again(
+    mut connection: Connection,
+    shard: Oid,
+    user: Oid,
+    right: impl Fn(Heard) -> bool,
+) -> Result<(Connection, Heard)> {
+    let mut heard = ask::position(&connection)?;
+    if !right(heard) && !connection.link().in_transaction() {
+        connection.link().close();
+        connection = ask::open(shard, user, false)?;
+        heard = ask::position(&connection)?;
+    }
+    servers::note_heard(shard, heard);
+    // In recovery it is about to write another timeline, if it ever does.
+    if !heard.in_recovery {
+        let seen = (connection.link().number, heard.system, heard.position.timeline);
+        KNOWN.with_borrow_mut(|known| known.insert((shard, user), seen));
+    }
+    Ok((connection, heard))
+}
+
+/// The server of the shard that was last heard of on the newest timeline.
 fn newest(shard: Oid) -> Option<(Oid, Heard)> {
-    let replicas = servers::replicas_heard(shard);
-    let recent = replicas.into_iter().filter(|(_, heard)| heard.age <= servers::heard_within());
+    let primary = servers::heard(shard).map(|heard| (shard, heard));
+    let servers = servers::replicas_heard(shard).into_iter().chain(primary);
+    let recent = servers.filter(|(_, heard)| heard.age <= servers::heard_within());
     recent.max_by_key(|(_, heard)| heard.position.timeline)
 }

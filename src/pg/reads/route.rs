@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys::{self, Oid};
 use pgrx::PgSqlErrorCode;
-use shardmap_core::reads::choice::{choose, Decision, Preference, Verdict, Want, Why};
+use shardmap_core::reads::choice::{choose, Decision, Heard, Preference, Reason, Verdict, Want, Why};
 use shardmap_core::reads::position::{Position, Timeline};
 use shardmap_core::reads::token::{Mark, ReadToken, ShardPrint};
 
 use super::session::{self, Note, Track, PRIMARY};
 use super::settings::{self, Consistency, CONSISTENCY, READ_PREFERENCE, STICKY_READS};
-use super::{ask, servers};
+use super::{ask, fence, servers};
 use crate::pg::query::tree::items;
 use crate::pg::remote::transaction::give_up;
 use crate::pg::remote::{any_wrote, Connection, Failure, Result};
@@ -52,6 +52,12 @@ pub struct Chosen {
     pub connection: Connection,
     pub reason: &'static str,
     pub waited: Duration,
+    /// The replica that was waited for in vain.
+    pub in_vain: Option<Oid>,
+    /// Replicas that were tried and did not answer.
+    pub lost: Vec<Oid>,
+    /// It is the primary, for want of a replica.
+    pub is_fallback: bool,
     pub considered: Vec<(u32, Verdict)>,
 }
 
@@ -92,6 +98,14 @@ pub fn obstacle() -> Option<&'static str> {
 /// 22023: the token is none. 55000: only replicas are wanted and none will do; or the primary is a former one. Those of
 /// connecting to the primary.
 pub fn pick(shard: Oid, user: Oid, demand: &Demand) -> Result<Chosen> {
+    let mut lost = Vec::new();
+    let mut chosen = pick_leaving(shard, user, demand, &mut lost)?;
+    chosen.lost.append(&mut lost);
+    Ok(chosen)
+}
+
+/// As [`pick`]; `lost` gets the replicas that could not be connected to.
+fn pick_leaving(shard: Oid, user: Oid, demand: &Demand, lost: &mut Vec<Oid>) -> Result<Chosen> {
     let pinned = session::pinned(shard);
     if let Some(server) = pinned.filter(|server| *server == shard || is_repeatable()) {
         return Chosen::new(shard, server, user, SAME);
@@ -110,10 +124,12 @@ pub fn pick(shard: Oid, user: Oid, demand: &Demand) -> Result<Chosen> {
         }
         let Some(server) = decision.server.map(Oid::from) else { return Err(none(shard, &decision.considered)) };
         if server == shard {
-            return to_primary(shard, user, demand, decision);
+            let reason = decision.reason.describe();
+            return to_primary(shard, user, demand, decision, reason);
         }
         let Ok(chosen) = Chosen::new(shard, server, user, decision.reason.describe()) else {
             servers::note_lost(server);
+            lost.push(server);
             continue;
         };
         if demand.session && is_to_be_resolved(shard, &chosen) {
@@ -125,10 +141,16 @@ pub fn pick(shard: Oid, user: Oid, demand: &Demand) -> Result<Chosen> {
     }
 }
 
-fn to_primary(shard: Oid, user: Oid, demand: &Demand, decision: Decision) -> Result<Chosen> {
-    let mut chosen = Chosen::new(shard, shard, user, decision.reason.describe())?;
-    if decision.doubtful {
-        check_primary(&chosen.connection, shard, needed(shard, demand))?;
+fn to_primary(shard: Oid, user: Oid, demand: &Demand, decision: Decision, reason: &'static str) -> Result<Chosen> {
+    let mut chosen = Chosen::new(shard, shard, user, reason)?;
+    chosen.is_fallback = demand.preference != Preference::Primary && decision.reason != Reason::Nearest;
+    if let Some(token) = needed(shard, demand) {
+        let is_fine = |(system, timeline)| system == token.system && timeline >= token.position.timeline;
+        let is_old = token.position.timeline > fence::FIRST
+            && !fence::known(&chosen.connection, shard, user).is_some_and(is_fine);
+        if decision.doubtful || is_old {
+            chosen.connection = check_primary(chosen.connection, shard, user, token)?;
+        }
     }
     chosen.considered = decision.considered;
     Ok(chosen)
@@ -150,17 +172,19 @@ pub fn decide(shard: Oid, demand: &Demand) -> Decision {
     let zone = settings::zone();
     let past = session::past(shard);
     let last = session::pinned(shard).or(past.last.filter(|_| STICKY_READS.get()));
+    let token = needed(shard, demand);
+    let forks = token.map_or_else(Vec::new, |token| servers::forks(shard, token.system));
     let want = Want {
         preference: demand.preference,
         heard_within: servers::heard_within(),
         max_lag: demand.max_lag,
-        token: needed(shard, demand),
+        token,
         last: last.map(Oid::to_u32),
         lost: &servers::lost_lately(),
         zone: &zone,
         may_ask: !settings::catchup_timeout().is_zero(),
     };
-    choose(&candidates, &want, &[], [servers::chance(), servers::chance()])
+    choose(&candidates, &want, &forks, [servers::chance(), servers::chance()])
 }
 
 /// What the read must not miss, as far as its position is known.
@@ -197,31 +221,37 @@ fn is_to_be_resolved(shard: Oid, chosen: &Chosen) -> bool {
 
 /// Waits for the replica decided on if it is to be asked.
 fn settle(shard: Oid, user: Oid, demand: &Demand, decision: Decision, mut chosen: Chosen) -> Result<Chosen> {
-    chosen.considered = decision.considered;
     let Some(wanted) = decision.ask.or_else(|| is_new(&chosen).then(|| to_be_shown(shard, demand, &chosen)).flatten())
     else {
+        chosen.considered = decision.considered;
         return Ok(chosen);
     };
     let since = Instant::now();
     let known = servers::heard(chosen.server).map_or(Timeline(0), |heard| heard.position.timeline);
-    let heard = ask::wait_for(&chosen.connection, wanted, known, settings::catchup_timeout());
+    let forks = needed(shard, demand).map_or_else(Vec::new, |token| servers::forks(shard, token.system));
+    let heard = ask::wait_for(&chosen.connection, wanted, known, &forks, settings::catchup_timeout());
     chosen.waited = since.elapsed();
     match heard {
         Ok(Some(heard)) => {
             servers::note_heard(chosen.server, heard);
+            chosen.considered = decision.considered;
             return Ok(chosen);
         }
-        Ok(None) => servers::note_in_vain(chosen.server),
+        Ok(None) => {
+            servers::note_in_vain(chosen.server);
+            chosen.in_vain = Some(chosen.server);
+        }
         Err(_) => {
             give_up(chosen.connection.link());
             servers::note_lost(chosen.server);
+            chosen.lost.push(chosen.server);
         }
     }
     if demand.preference == Preference::Replica {
-        return Err(none(shard, &chosen.considered));
+        return Err(none(shard, &decision.considered));
     }
-    let primary = Chosen::new(shard, shard, user, "no replica has caught up in time")?;
-    Ok(Chosen { waited: chosen.waited, considered: chosen.considered, ..primary })
+    let primary = to_primary(shard, user, demand, decision, "no replica has caught up in time")?;
+    Ok(Chosen { waited: chosen.waited, in_vain: chosen.in_vain, lost: chosen.lost, is_fallback: true, ..primary })
 }
 
 /// Whether the connection was made after the server was last heard of: it may have been restarted since, and be behind what
@@ -241,13 +271,14 @@ fn to_be_shown(shard: Oid, demand: &Demand, chosen: &Chosen) -> Option<Position>
     }
 }
 
-/// Makes sure that a primary which was last heard of on an older timeline than the token's is not a former one.
-fn check_primary(primary: &Connection, shard: Oid, token: Option<Mark>) -> Result<()> {
-    let Some(token) = token else { return Ok(()) };
-    let heard = ask::position(primary)?;
-    servers::note_heard(shard, heard);
-    if heard.system == token.system && heard.position.timeline >= token.position.timeline && !heard.in_recovery {
-        return Ok(());
+/// Makes sure that a primary which may be on an older timeline than the token is not a former one; the connection to be used.
+fn check_primary(primary: Connection, shard: Oid, user: Oid, token: Mark) -> Result<Connection> {
+    let has_it = |heard: Heard| {
+        heard.system == token.system && heard.position.timeline >= token.position.timeline && !heard.in_recovery
+    };
+    let (connection, heard) = fence::ask_again(primary, shard, user, has_it)?;
+    if has_it(heard) {
+        return Ok(connection);
     }
     let name = servers::name(shard);
     Err(Failure::new(
@@ -289,7 +320,9 @@ impl Chosen {
     fn new(shard: Oid, server: Oid, user: Oid, reason: &'static str) -> Result<Self> {
         let is_replica = server != shard;
         let connection = ask::open(server, user, is_replica)?;
-        Ok(Self { server, is_replica, connection, reason, waited: Duration::ZERO, considered: Vec::new() })
+        let (waited, considered) = (Duration::ZERO, Vec::new());
+        let (in_vain, lost, is_fallback) = (None, Vec::new(), false);
+        Ok(Self { server, is_replica, connection, reason, waited, in_vain, lost, is_fallback, considered })
     }
 }
 

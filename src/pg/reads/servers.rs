@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys::{self, Oid};
 use shardmap_core::reads::choice::{observations_hold, Admission, Candidate, Heard};
-use shardmap_core::reads::position::Position;
+use shardmap_core::reads::position::{Fork, Position};
 use shardmap_core::reads::token::System;
 use shardmap_core::replica::{Observation, Rotation, Standing};
 
@@ -35,7 +35,6 @@ struct Replica {
 
 /// The replicas by their shards' servers.
 struct List {
-    read_at: Instant,
     generation: u64,
     by_shard: HashMap<Oid, Rc<[Replica]>>,
 }
@@ -170,6 +169,12 @@ fn of_observation(observation: &Observation, age: Duration) -> Option<Heard> {
         round_trip: observation.round_trip,
         age,
     })
+}
+
+/// The forks of a log that are known of this shard.
+pub fn forks(shard: Oid, system: System) -> Vec<Fork> {
+    let forks = shared::forks(shard).filter(|forks| System::of(forks.system.0) == system);
+    forks.map(|forks| forks.list().to_vec()).unwrap_or_default()
 }
 
 /// Notes what a server has said.

@@ -32,6 +32,8 @@ pub struct Line {
     next_target: usize,
     questions: Questions,
     state: State,
+    /// How often it has connected, or tried to.
+    dials: u64,
     /// What has come of the answer under way.
     answer: Option<Result<Row>>,
 }
@@ -48,7 +50,7 @@ enum State {
 
 impl Line {
     pub fn new(targets: Vec<Rc<Target>>, questions: Questions) -> Self {
-        Self { targets, next_target: 0, questions, state: State::Closed, answer: None }
+        Self { targets, next_target: 0, questions, state: State::Closed, dials: 0, answer: None }
     }
 
     /// Whether it was made for these targets.
@@ -76,6 +78,7 @@ impl Line {
         };
         // Another user's turn, unless this one gets in.
         self.next_target += 1;
+        self.dials += 1;
         let session = Session(vec![("statement_timeout", "10s".to_owned())]);
         self.state = State::Dialing(Dial::start(target, &session, None)?);
         Ok(())
@@ -101,6 +104,12 @@ impl Line {
             State::Asking(_, _, since) => Some(since),
             _ => None,
         }
+    }
+
+    /// Names the server's process that answers, as long as it stays the same: a connection that nothing stands between. `None`:
+    /// a pooler would hide that it changes.
+    pub fn session(&self) -> Option<u64> {
+        self.targets.iter().all(|target| target.pooler.keeps_session()).then_some(self.dials)
     }
 
     pub fn is_connected(&self) -> bool {

@@ -1,4 +1,5 @@
-//! What outlives the sampler: finished minutes, in a table; and changes of state, as notifications.
+//! What outlives the sampler: finished minutes, where primaries were and where their logs forked, in tables; and changes of state,
+//! as notifications.
 //!
 //! What always holds: minutes older than the retention go; writing waits for no standby of the coordinator.
 
@@ -7,8 +8,11 @@ use std::time::Duration;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
+use shardmap_core::lag::forks::Forks;
+use shardmap_core::lag::history::Kept;
 use shardmap_core::lag::tracker::Minute;
-use shardmap_core::replica::Moment;
+use shardmap_core::reads::position::Fork;
+use shardmap_core::replica::{Lsn, Moment, SystemIdentifier, Timeline};
 
 /// The channel of notifications.
 pub const CHANNEL: &str = "shardmap_alerts";
@@ -21,6 +25,22 @@ const INSERT: &str = "INSERT INTO shardmap._lag_minute (replica, minute, samples
 const SELECT: &str =
     "SELECT m.minute, m.unknown, m.max_ms, m.lag_ms, m.times, m.watched_ms FROM shardmap._lag_minute m \
     WHERE m.replica OPERATOR(pg_catalog.=) $1 AND m.minute OPERATOR(pg_catalog.>=) $2 ORDER BY m.minute";
+/// Lag is known as far back as primaries' places are.
+const PLACES_REACH: Duration = Duration::from_secs(86_400);
+const INSERT_PLACE: &str = "INSERT INTO shardmap._primary_place (shard, at, system_identifier, timeline, lsn) \
+    SELECT $1, $2, $3, $4, $5 WHERE EXISTS (SELECT FROM shardmap.shard s WHERE s.name OPERATOR(pg_catalog.=) $1) \
+    ON CONFLICT DO NOTHING";
+const SELECT_PLACES: &str = "SELECT p.at, p.system_identifier, p.timeline, p.lsn FROM shardmap._primary_place p \
+    WHERE p.shard OPERATOR(pg_catalog.=) $1 AND p.at OPERATOR(pg_catalog.>=) $2 ORDER BY p.at";
+const DELETE_PLACES: &str = "DELETE FROM shardmap._primary_place p WHERE p.at OPERATOR(pg_catalog.<) $1 \
+    OR NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.name OPERATOR(pg_catalog.=) p.shard)";
+const INSERT_FORK: &str = "INSERT INTO shardmap._fork AS f (shard, system_identifier, timeline, parent, at) \
+    SELECT $1, $2, $3, $4, $5 WHERE EXISTS (SELECT FROM shardmap.shard s WHERE s.name OPERATOR(pg_catalog.=) $1) \
+    ON CONFLICT ON CONSTRAINT _fork_pkey DO UPDATE SET parent = $4, at = $5";
+const SELECT_FORKS: &str = "SELECT f.system_identifier, f.timeline, f.parent, f.at FROM shardmap._fork f \
+    WHERE f.shard OPERATOR(pg_catalog.=) $1 ORDER BY f.timeline";
+const DELETE_FORKS: &str = "DELETE FROM shardmap._fork f \
+    WHERE NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.name OPERATOR(pg_catalog.=) f.shard)";
 const DELETE: &str = "DELETE FROM shardmap._lag_minute m WHERE m.minute OPERATOR(pg_catalog.<) $1 \
     OR NOT EXISTS (SELECT FROM shardmap.replica r WHERE r.name OPERATOR(pg_catalog.=) m.replica)";
 
@@ -82,7 +102,70 @@ pub fn read(replica: &str, now: Moment) -> spi::Result<Vec<Minute>> {
 
 /// Deletes what is older than the retention, and what is of replicas that are gone.
 pub fn clean(now: Moment, retention: Duration) -> spi::Result<()> {
-    Spi::run_with_args(DELETE, &[timestamp(now.minus(retention)).into()])
+    Spi::run_with_args(DELETE, &[timestamp(now.minus(retention)).into()])?;
+    Spi::run_with_args(DELETE_PLACES, &[timestamp(now.minus(PLACES_REACH)).into()])?;
+    Spi::run_with_args(DELETE_FORKS, &[])
+}
+
+/// Writes where primaries were.
+pub fn write_places(places: &[(String, Kept)]) -> spi::Result<()> {
+    for (shard, place) in places {
+        let (system, lsn) = (place.system.0.cast_signed(), place.lsn.0.cast_signed());
+        let (at, timeline) = (timestamp(place.at), i64::from(place.timeline.0));
+        Spi::run_with_args(
+            INSERT_PLACE,
+            &[shard.as_str().into(), at.into(), system.into(), timeline.into(), lsn.into()],
+        )?;
+    }
+    Ok(())
+}
+
+/// Where the primary of a shard was, as far back as it matters, oldest first.
+pub fn places(shard: &str, now: Moment) -> spi::Result<Vec<Kept>> {
+    Spi::connect(|client| {
+        let mut places = Vec::new();
+        for row in client.select(SELECT_PLACES, None, &[shard.into(), timestamp(now.minus(PLACES_REACH)).into()])? {
+            let Some(at) = row.get::<TimestampWithTimeZone>(1)? else { continue };
+            places.push(Kept {
+                at: Moment(pg_sys::TimestampTz::from(at)),
+                system: SystemIdentifier(row.get::<i64>(2)?.unwrap_or(0).cast_unsigned()),
+                timeline: timeline(row.get(3)?),
+                lsn: Lsn(row.get::<i64>(4)?.unwrap_or(0).cast_unsigned()),
+            });
+        }
+        Ok(places)
+    })
+}
+
+fn timeline(value: Option<i64>) -> Timeline {
+    Timeline(value.and_then(|value| u32::try_from(value).ok()).unwrap_or(0))
+}
+
+/// Writes the forks of shards' logs.
+pub fn write_forks(forks: &[(String, Forks)]) -> spi::Result<()> {
+    for (shard, forks) in forks {
+        for fork in forks.list() {
+            let timelines = [fork.to, fork.from].map(|timeline| i64::from(timeline.0));
+            let system = forks.system.0.cast_signed();
+            let values = [system, timelines[0], timelines[1], fork.at.0.cast_signed()];
+            let [system, to, from, at] = values.map(Into::into);
+            Spi::run_with_args(INSERT_FORK, &[shard.as_str().into(), system, to, from, at])?;
+        }
+    }
+    Ok(())
+}
+
+/// The forks of a shard's logs.
+pub fn forks(shard: &str) -> spi::Result<Vec<(SystemIdentifier, Fork)>> {
+    Spi::connect(|client| {
+        let mut forks = Vec::new();
+        for row in client.select(SELECT_FORKS, None, &[shard.into()])? {
+            let number = |at: usize| row.get::<i64>(at).map(|value| value.unwrap_or(0).cast_unsigned());
+            let fork = Fork { from: timeline(row.get(3)?), to: timeline(row.get(2)?), at: Lsn(number(4)?) };
+            forks.push((SystemIdentifier(number(1)?), fork));
+        }
+        Ok(forks)
+    })
 }
 
 /// Tells whoever listens.

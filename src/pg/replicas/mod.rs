@@ -6,6 +6,7 @@
 //! that runs, [`registry`] for the catalog, `sql/replicas.sql` and `sql/lag.sql`.
 
 mod functions;
+mod group;
 mod keep;
 pub mod launch;
 mod question;

@@ -2,7 +2,7 @@
 //!
 //! Decides the rounds. What always holds: all servers are asked at the same time, and nobody waits for one that is slow; a signal
 //! to stop is obeyed at once; an error of a step is logged and ends that step only; what is asked is a few functions of
-//! Postgres, in no transaction. Read `roster.rs` for whom, `question.rs` for what, `launch.rs` for when it runs.
+//! Postgres, in no transaction. Read `roster.rs` for whom, `question.rs` for what, `group.rs` for what is made of the answers, `launch.rs` for when it runs.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use pgrx::prelude::*;
 use pgrx::{pg_sys, PgTryBuilder};
-use shardmap_core::lag::history::History;
-use shardmap_core::lag::judge;
-use shardmap_core::lag::summary::{news, Summary};
-use shardmap_core::lag::tracker::{Minute, Sample, Tracker};
+use shardmap_core::lag::forks::Forks;
+use shardmap_core::lag::history::Kept;
+use shardmap_core::lag::tracker::Minute;
 
-use super::roster::{self, Replica, Shard};
+use super::group::Group;
+use super::roster;
 use super::settings;
 use super::shared::Slot;
 use super::watched::Watched;
@@ -27,31 +27,23 @@ use crate::pg::resolver;
 
 /// A round waits no longer for answers.
 const ROUND: Duration = Duration::from_secs(5);
-/// A primary that was seen so long ago is where it was.
-const FRESH: Duration = Duration::from_secs(3);
 /// Between two looks at what is too old.
 const CLEAN: Duration = Duration::from_secs(3600);
 
-/// A shard, watched.
-struct Group {
-    primary: Watched,
-    history: Option<History>,
-    replicas: Vec<Follower>,
-}
-
-/// A replica, watched.
-struct Follower {
-    watched: Watched,
-    drained: bool,
-    tracker: Tracker,
-    published: Option<Summary>,
-}
-
 /// What a round leaves to be written.
 #[derive(Default)]
-struct Yield {
-    minutes: Vec<(String, Minute)>,
-    payloads: Vec<String>,
+pub struct Yield {
+    pub minutes: Vec<(String, Minute)>,
+    pub payloads: Vec<String>,
+    /// Where primaries were.
+    pub places: Vec<(String, Kept)>,
+    pub forks: Vec<(String, Forks)>,
+}
+
+impl Yield {
+    fn is_empty(&self) -> bool {
+        self.minutes.is_empty() && self.payloads.is_empty() && self.places.is_empty() && self.forks.is_empty()
+    }
 }
 
 /// The sampler of a database.
@@ -118,7 +110,7 @@ pub unsafe extern "C-unwind" fn shardmap_sampler_main(database: pg_sys::Datum) {
 }
 
 /// Runs a step in a transaction of its own. `None`: it failed, which the log says.
-fn in_transaction<T>(what: &str, step: impl FnOnce() -> T) -> Option<T> {
+pub fn in_transaction<T>(what: &str, step: impl FnOnce() -> T) -> Option<T> {
     // SAFETY: begins and ends a transaction in a background worker, outside of any; a snapshot is popped as it was pushed.
     unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
@@ -156,54 +148,9 @@ fn refresh(groups: &mut Vec<Group>) -> Option<bool> {
     kept.extend(shards.iter().flat_map(|shard| &shard.replicas).map(|replica| replica.server.oid));
     let mut old: HashMap<_, _> =
         std::mem::take(groups).into_iter().map(|group| (group.primary.server.oid, group)).collect();
-    *groups = shards.into_iter().map(|shard| regroup(old.remove(&shard.primary.oid), shard)).collect();
+    *groups = shards.into_iter().map(|shard| Group::new(old.remove(&shard.primary.oid), shard)).collect();
     shared::keep_only(&kept);
     Some(true)
-}
-
-/// A shard as it is now, with what is known of it.
-fn regroup(old: Option<Group>, shard: Shard) -> Group {
-    let (primary, history, mut followers) = match old {
-        Some(group) if group.primary.serves(&shard.primary) => (group.primary, group.history, group.replicas),
-        // Another primary may be another history altogether.
-        Some(group) => (Watched::new(shard.primary), None, group.replicas),
-        None => (Watched::new(shard.primary), None, Vec::new()),
-    };
-    let replicas = shard.replicas.into_iter().map(|replica| {
-        let known = followers.iter().position(|follower| follower.watched.server.oid == replica.server.oid);
-        follow(known.map(|at| followers.swap_remove(at)), replica)
-    });
-    Group { primary, history, replicas: replicas.collect() }
-}
-
-fn follow(known: Option<Follower>, replica: Replica) -> Follower {
-    let past = || {
-        let name = replica.server.name.as_str();
-        let read = in_transaction("reading earlier minutes", || keep::read(name, now()));
-        read.and_then(Result::ok).unwrap_or_default()
-    };
-    let mut follower = match known {
-        Some(mut known) => {
-            if known.tracker.objective() != replica.objective.as_ref() {
-                known.tracker.set_objective(replica.objective);
-                let mut minutes = past();
-                minutes.push(known.tracker.minute().clone());
-                known.tracker.restore_budget(&minutes);
-            }
-            known
-        }
-        None => {
-            let mut tracker = Tracker::new(now(), replica.objective);
-            tracker.restore(&past());
-            let watched = Watched::new(replica.server);
-            return Follower { watched, drained: replica.drained, tracker, published: None };
-        }
-    };
-    follower.drained = replica.drained;
-    if !follower.watched.serves(&replica.server) {
-        follower.watched = Watched::new(replica.server);
-    }
-    follower
 }
 
 fn all(groups: &mut [Group]) -> impl Iterator<Item = &mut Watched> {
@@ -230,55 +177,21 @@ fn round(groups: &mut [Group], deadline: Instant) {
 /// Judges what has come, and publishes.
 fn look(groups: &mut [Group]) -> Yield {
     let interval = settings::interval();
-    let patience = interval.max(Duration::from_secs(1));
     let mut found = Yield::default();
-    for group in groups {
-        if let Some(asked) = group.primary.heard(patience) {
-            let observation = judge::primary(&asked, &mut group.history);
-            group.primary.observe(observation);
-        }
-        publish(&group.primary, None);
-        let history = group.history.as_ref();
-        let primary_seen = history.is_some_and(|history| now().since(history.last_seen()) <= FRESH);
-        for follower in &mut group.replicas {
-            if let Some(asked) = follower.watched.heard(patience) {
-                let observation = judge::replica(&asked, history, FRESH);
-                let sample = Sample::of(&observation, primary_seen);
-                let over = follower.tracker.record(asked.came, sample, interval);
-                found.minutes.extend(over.map(|minute| (follower.watched.server.name.clone(), minute)));
-                follower.watched.observe(observation);
-            }
-            follower.publish(&group.primary.server.name, &mut found);
-        }
-    }
+    groups.iter_mut().for_each(|group| group.look(interval, &mut found));
     found
 }
 
-impl Follower {
-    fn publish(&mut self, shard: &str, found: &mut Yield) {
-        let summary = self.tracker.summary(now(), self.drained);
-        self.watched.last.rotation = summary.state.rotation;
-        publish(&self.watched, Some(&summary));
-        let name = &self.watched.server.name;
-        found.payloads.extend(news(shard, name, self.published.as_ref(), &summary));
-        self.published = Some(summary);
-    }
-}
-
-fn publish(watched: &Watched, summary: Option<&Summary>) {
-    if !shared::publish(watched.server.oid, &watched.last, summary) {
-        debug1!("no room to publish what is known of server \"{}\"", watched.server.name);
-    }
-}
-
 fn write(found: &Yield, cleans: bool) {
-    if found.minutes.is_empty() && found.payloads.is_empty() && !cleans {
+    if found.is_empty() && !cleans {
         return;
     }
     in_transaction("writing what it found", || {
         // Nobody waits for statistics.
         Spi::run("SET LOCAL synchronous_commit = off")?;
         keep::write(&found.minutes)?;
+        keep::write_places(&found.places)?;
+        keep::write_forks(&found.forks)?;
         keep::notify(&found.payloads)?;
         if cleans {
             keep::clean(now(), settings::retention())?;

@@ -8,6 +8,7 @@
 use std::sync::atomic::{fence, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use pgrx::pg_sys;
+use shardmap_core::lag::forks::{self, Forks};
 use shardmap_core::lag::summary::{self, Summary};
 use shardmap_core::replica::{Observation, WORDS};
 
@@ -89,6 +90,36 @@ struct Entry {
     key: AtomicU64,
     observation: Record<WORDS>,
     summary: Record<{ summary::WORDS }>,
+    /// A primary's.
+    forks: Record<{ forks::WORDS }>,
+    reads: Reads,
+}
+
+/// Counts of reads, by any session.
+#[repr(C)]
+pub struct Reads {
+    /// When it was begun to count: Postgres' microseconds.
+    pub since: AtomicI64,
+    /// Reads that the server has answered, or has begun to.
+    pub reads: AtomicU64,
+    /// Those that have waited for it, and how many microseconds.
+    pub waited: AtomicU64,
+    pub waited_us: AtomicU64,
+    /// Waits for it that were in vain.
+    pub in_vain: AtomicU64,
+    /// Reads that had to move away from it.
+    pub lost: AtomicU64,
+    /// Of a primary's: those that a replica should have answered.
+    pub fallbacks: AtomicU64,
+}
+
+impl Reads {
+    fn reset(&self) {
+        for count in [&self.reads, &self.waited, &self.waited_us, &self.in_vain, &self.lost, &self.fallbacks] {
+            count.store(0, Ordering::Relaxed);
+        }
+        self.since.store(crate::pg::clock::now(), Ordering::Relaxed);
+    }
 }
 
 fn shared() -> Option<&'static Shared> {
@@ -129,6 +160,8 @@ impl Shared {
             if entry.key.compare_exchange(found, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 entry.observation.write([0; WORDS]);
                 entry.summary.write([0; summary::WORDS]);
+                entry.forks.write([0; forks::WORDS]);
+                entry.reads.reset();
                 entry.key.store(key, Ordering::Release);
                 return Some(entry);
             }
@@ -149,6 +182,31 @@ pub fn observation(server: pg_sys::Oid) -> Option<Observation> {
 pub fn summary(server: pg_sys::Oid) -> Option<Summary> {
     let words = shared()?.find(key_of(server))?.summary.read()?;
     Summary::of_words(&words)
+}
+
+/// Where the timelines of a shard's log parted, by its primary. `None`: it is not known.
+pub fn forks(server: pg_sys::Oid) -> Option<Forks> {
+    Forks::of_words(&shared()?.find(key_of(server))?.forks.read()?)
+}
+
+/// Publishes that. For the one writer of this database.
+pub fn publish_forks(server: pg_sys::Oid, forks: &Forks) {
+    if let Some(entry) = shared().and_then(|shared| shared.find(key_of(server))) {
+        entry.forks.write(forks.words());
+    }
+}
+
+/// The counts of reads of a server; `None`: it is not watched.
+pub fn reads(server: pg_sys::Oid) -> Option<&'static Reads> {
+    Some(&shared()?.find(key_of(server))?.reads)
+}
+
+/// Sets all counts of reads of this database to 0.
+pub fn reset_reads() {
+    let Some(shared) = shared() else { return };
+    let database = key_of(pg_sys::InvalidOid) >> 32;
+    let own = |entry: &&Entry| entry.key.load(Ordering::Acquire) >> 32 == database;
+    shared.entries.iter().filter(own).for_each(|entry| entry.reads.reset());
 }
 
 /// Publishes what was heard. For the one writer of this database. `false`: there is no room.

@@ -6,10 +6,12 @@
 use std::time::{Duration, Instant};
 
 use pgrx::prelude::*;
+use shardmap_core::lag::forks::Recovering;
 use shardmap_core::lag::judge::Asked;
-use shardmap_core::replica::{Observation, Standing, Unknown};
+use shardmap_core::reads::position::Fork;
+use shardmap_core::replica::{Observation, Standing, SystemIdentifier, Unknown};
 
-use super::question;
+use super::question::{self, Said};
 use super::roster::Server;
 use crate::pg::clock::moment as now;
 use crate::pg::encoding;
@@ -18,6 +20,10 @@ use crate::pg::remote::Failure;
 
 /// A question that is on its way so long is given up, with its connection.
 const HANG: Duration = Duration::from_secs(10);
+
+/// A connection to a server that is not what it should be is made anew after this time, and after twice as long each time again.
+const REDIAL: Duration = Duration::from_secs(1);
+const LAST_REDIAL: Duration = Duration::from_secs(30);
 
 /// How long the first connection may take before the server counts as not reachable.
 const FIRST: Duration = Duration::from_secs(5);
@@ -32,13 +38,35 @@ pub struct Watched {
     pub last: Observation,
     /// Why it was last not heard of, for the log.
     trouble: Option<String>,
+    /// It was in recovery when it last answered, on this session.
+    recovering: Option<(u64, Recovering)>,
+    /// The last fork that it has made, and of which log; and when it had been started then.
+    pub made: Option<(Fork, SystemIdentifier, Option<String>)>,
+    /// The forks that led to where it is.
+    pub told: Vec<Fork>,
+    /// When it was started.
+    pub started: Option<String>,
+    /// When it was last connected to anew on purpose, and the pause before the next time.
+    redialed: Option<(Instant, Duration)>,
 }
 
 impl Watched {
     pub fn new(server: Server) -> Self {
         let line = Line::new(server.targets.clone(), question::questions());
         let last = Observation::unknown(now(), Unknown::NotAsked);
-        Self { server, line, came: None, silent_since: None, last, trouble: None }
+        Self {
+            server,
+            line,
+            came: None,
+            silent_since: None,
+            last,
+            trouble: None,
+            recovering: None,
+            made: None,
+            told: Vec::new(),
+            started: None,
+            redialed: None,
+        }
     }
 
     /// Whether this is the same server, reached in the same ways.
@@ -72,7 +100,10 @@ impl Watched {
                 let sent = came.minus(since.elapsed());
                 self.silent_since = None;
                 match question::read(&row) {
-                    Some(answer) => self.came = Some(Asked { sent, came, heard: Ok(answer) }),
+                    Some(said) => {
+                        self.came = Some(Asked { sent, came, heard: Ok(said.answer) });
+                        self.note_forks(said);
+                    }
                     None => self.silent(Unknown::Refused, None),
                 }
             }
@@ -83,6 +114,38 @@ impl Watched {
                 self.silent(why, Some(encoding::message(failure.to_text())));
             }
         }
+    }
+
+    fn note_forks(&mut self, said: Said) {
+        let Said { answer, recovery_ended, started, forks } = said;
+        let known = answer.system.zip(answer.timeline);
+        let session = self.line.session();
+        if let Some((system, timeline)) = known.filter(|_| !answer.in_recovery) {
+            let before = self.recovering.take().filter(|(own, _)| Some(*own) == session);
+            let made = before.zip(recovery_ended).and_then(|((_, was), at)| was.promoted(system, timeline, at));
+            self.made = made.map(|fork| (fork, system, started.clone())).or(self.made.take());
+        }
+        if answer.in_recovery {
+            self.recovering =
+                session.zip(known).map(|(session, (system, timeline))| (session, Recovering { system, timeline }));
+        }
+        (self.told, self.started) = (forks, started);
+    }
+
+    /// Connects anew with the next question, since another server may be the one that is wanted, unless it has just done so.
+    pub fn redial(&mut self) {
+        let pause = match self.redialed {
+            Some((when, pause)) if when.elapsed() < pause => return,
+            Some((_, pause)) => (2 * pause).min(LAST_REDIAL),
+            None => REDIAL,
+        };
+        self.redialed = Some((Instant::now(), pause));
+        self.line.hang_up();
+    }
+
+    /// The server is the one that is wanted.
+    pub fn is_right(&mut self) {
+        self.redialed = None;
     }
 
     fn silent(&mut self, why: Unknown, trouble: Option<String>) {

@@ -126,6 +126,24 @@ def test_minutes_are_kept_and_bring_back_what_was(conn):
     conn.execute("DELETE FROM shardmap._lag_minute")
 
 
+def test_lag_is_known_again_after_a_restart(cluster, conn):
+    """Where the primary was before is kept, also over a crash."""
+    caught_up(conn, REPLICA)
+    server = cluster.replica_server(0, 0)
+    server.psql("SELECT pg_wal_replay_pause()")
+    try:
+        cluster.shard_psql(0, "INSERT INTO written VALUES (now())")
+        before = eventually(lambda: lag(conn, REPLICA), lambda row: row["lag"] and row["lag"] > timedelta(seconds=1))
+        conn.close()
+        cluster.coordinator.kill()
+        cluster.coordinator.start()
+        with psycopg.connect(cluster.dsn(), autocommit=True, row_factory=psycopg.rows.dict_row) as later:
+            row = eventually(lambda: lag(later, REPLICA), lambda row: row["state"] == "replica")
+            assert row["lag"] > timedelta(seconds=1) and row["lag_bytes"] == before["lag_bytes"]
+    finally:
+        server.psql("SELECT pg_wal_replay_resume()")
+
+
 def test_the_server_stops_while_a_replica_hangs(cluster, conn):
     server = cluster.replica_server(0, 0)
     server.pause()
