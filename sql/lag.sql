@@ -216,3 +216,38 @@ COMMENT ON COLUMN shardmap.replica_lag_history.p90 IS 'lag that nine in ten did 
 COMMENT ON COLUMN shardmap.replica_lag_history.p99 IS 'lag that 99 in 100 did not exceed';
 COMMENT ON COLUMN shardmap.replica_lag_history.max IS 'the greatest lag';
 GRANT SELECT ON shardmap.replica_lag, shardmap.replica_lag_windows, shardmap.replica_lag_history TO PUBLIC;
+
+CREATE FUNCTION shardmap._read_counts(
+    server oid, OUT reads bigint, OUT waited bigint, OUT waited_ms double precision, OUT waited_in_vain bigint, OUT lost bigint,
+    OUT fallbacks bigint, OUT since timestamp with time zone)
+RETURNS SETOF record LANGUAGE c VOLATILE STRICT PARALLEL SAFE ROWS 1
+AS 'MODULE_PATHNAME', 'read_counts_wrapper';
+COMMENT ON FUNCTION shardmap._read_counts(oid) IS 'counts of the reads of a primary or a replica';
+
+CREATE VIEW shardmap.stat_reads AS
+SELECT v.shard, v.server, v.role, c.reads,
+       c.reads / nullif(pg_catalog.sum(c.reads) OVER (PARTITION BY v.shard), 0)::double precision AS share, c.waited, c.waited_ms,
+       c.waited_in_vain, c.lost, CASE v.role WHEN 'primary' THEN c.fallbacks END AS fallbacks, c.since
+  FROM (SELECT s.name AS shard, s.name AS server, 'primary' AS role FROM shardmap.shard s
+        UNION ALL SELECT r.shard, r.name, 'replica' FROM shardmap.replica r) v
+  JOIN pg_catalog.pg_foreign_server f ON f.srvname OPERATOR(pg_catalog.=) v.server
+  CROSS JOIN LATERAL shardmap._read_counts(f.oid) c;
+COMMENT ON VIEW shardmap.stat_reads IS 'who has answered reads, by server; a statement that only reads and locks nothing counts once for each shard that it asks';
+COMMENT ON COLUMN shardmap.stat_reads.shard IS 'the shard';
+COMMENT ON COLUMN shardmap.stat_reads.server IS 'its primary, under the shard''s name, or a replica';
+COMMENT ON COLUMN shardmap.stat_reads.role IS 'primary or replica';
+COMMENT ON COLUMN shardmap.stat_reads.reads IS 'reads sent there';
+COMMENT ON COLUMN shardmap.stat_reads.share IS 'their share of the shard''s reads, 0 to 1; NULL: there were none';
+COMMENT ON COLUMN shardmap.stat_reads.waited IS 'those for which the replica was waited for until it had caught up';
+COMMENT ON COLUMN shardmap.stat_reads.waited_ms IS 'milliseconds waited for it in all, in vain or not';
+COMMENT ON COLUMN shardmap.stat_reads.waited_in_vain IS 'reads that the primary answered, because the replica had not caught up within shardmap.catchup_timeout';
+COMMENT ON COLUMN shardmap.stat_reads.lost IS 'reads that moved on to another server, because the replica was lost or could not run them';
+COMMENT ON COLUMN shardmap.stat_reads.fallbacks IS 'reads that the primary answered because no replica would do; NULL: a replica';
+COMMENT ON COLUMN shardmap.stat_reads.since IS 'since when they are counted: the last start of the server, registration or reset';
+GRANT SELECT ON shardmap.stat_reads TO PUBLIC;
+
+CREATE FUNCTION shardmap.reset_stat_reads() RETURNS void
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'reset_stat_reads_wrapper';
+COMMENT ON FUNCTION shardmap.reset_stat_reads() IS 'sets the counters of shardmap.stat_reads to 0 for this database';
+REVOKE ALL ON FUNCTION shardmap.reset_stat_reads() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.reset_stat_reads() TO shardmap_admin;

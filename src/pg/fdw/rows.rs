@@ -14,7 +14,6 @@ use super::shard::{statement, Inputs};
 use super::side_by_side::Turn;
 use super::tuples::{clear, scan_types, Rows};
 use crate::pg::reads::reader::Reader;
-use crate::pg::reads::route::is_on;
 use crate::pg::remote::carried::Needs;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::portal::{Next, Portal, Request};
@@ -68,7 +67,7 @@ impl Scan {
         let inputs = Inputs::new((*plan).fdw_exprs, std::ptr::addr_of_mut!((*node).ss.ps));
         let forms_tuples = (*plan).fsSystemCol || rows.has_ctid();
         Ok(Self {
-            reader: Reader::open((*plan).fs_server, user, is_on() && reads_only(plan))?,
+            reader: Reader::open((*plan).fs_server, user, reads_only(plan))?,
             statement: statement(own.sql, inputs.types.clone(), rows.formats(), rows.wanted()),
             inputs,
             needs: rows.needs(),

@@ -3,11 +3,12 @@
 //! [`settings`] say what is wanted; [`session`] what must not be missed; [`servers`] what is known of the servers; [`ask`]
 //! asks them; [`route`] puts it together for a statement, by the rules of `shardmap_core::reads`. [`reader`] is the one
 //! that a scan or a routed statement uses: a connection that moves on to another server if its replica is lost. [`fence`]
-//! keeps writes from former primaries.
-//! What always holds: with `shardmap.read_preference = primary` nothing here costs more than a look at it; a transaction
+//! keeps writes from former primaries, [`count`] counts who has answered.
+//! What always holds: with `shardmap.read_preference = primary` nothing here costs more than a look at it and a count; a transaction
 //! that has written, here or on a shard, reads from primaries only.
 
 pub mod ask;
+mod count;
 pub mod explain;
 pub mod fence;
 pub mod functions;

@@ -7,7 +7,7 @@
 use pgrx::pg_sys::{self, Oid};
 
 use super::route::{self, Chosen, Demand, NOT_ONLY_READ};
-use super::{servers, session};
+use super::{count, servers, session};
 use crate::pg::remote::failure::SqlState;
 use crate::pg::remote::transaction::give_up;
 use crate::pg::remote::{Connection, Failure, Result};
@@ -39,13 +39,12 @@ impl Reader {
     /// # Safety
     /// Inside a transaction.
     pub unsafe fn open(shard: Oid, user: Oid, may_use_replica: bool) -> Result<Self> {
-        if !route::is_on() {
-            return Self::of_primary(shard, user, "");
-        }
         if !may_use_replica {
             return Self::of_primary(shard, user, NOT_ONLY_READ);
         }
-        if let Some(obstacle) = route::obstacle() {
+        let obstacle = if route::is_on() { route::obstacle() } else { Some("") };
+        if let Some(obstacle) = obstacle {
+            count::primary(shard);
             return Self::of_primary(shard, user, obstacle);
         }
         let is_first = session::pinned(shard).is_none();
@@ -60,7 +59,9 @@ impl Reader {
     }
 
     fn pick(shard: Oid, user: Oid, may_move: bool) -> Result<Self> {
-        let Chosen { server, connection, reason, .. } = route::pick(shard, user, &Demand::of_settings()?)?;
+        let chosen = route::pick(shard, user, &Demand::of_settings()?)?;
+        count::chosen(&chosen);
+        let Chosen { server, connection, reason, .. } = chosen;
         session::note_read(shard, server, &connection);
         Ok(Self { shard, user, connection, server, reason, may_move })
     }
@@ -87,6 +88,7 @@ impl Reader {
         }
         give_up(link);
         session::unpin(self.shard);
+        count::moved(self.server, is_for_primary.then_some(self.shard));
         *self = match is_for_primary {
             true => Self::of_primary(self.shard, self.user, "the replica could not run it")?,
             false => {

@@ -4,6 +4,7 @@
 
 #![allow(clippy::type_complexity)] // the columns of SQL functions
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use pgrx::datum::TimestampWithTimeZone;
@@ -163,4 +164,40 @@ fn lag_impact_of(
 ) -> TableIterator<'static, (name!(per_second, f64), name!(per_day, f64))> {
     let impact = impact(u8::try_from(percentile).unwrap_or(100), reads_per_second);
     TableIterator::once((impact.per_second, impact.per_day))
+}
+
+/// The counts of reads of a server.
+#[pg_extern(sql = false)]
+fn read_counts(
+    server: pg_sys::Oid,
+) -> TableIterator<
+    'static,
+    (
+        name!(reads, i64),
+        name!(waited, i64),
+        name!(waited_ms, f64),
+        name!(waited_in_vain, i64),
+        name!(lost, i64),
+        name!(fallbacks, i64),
+        name!(since, Option<TimestampWithTimeZone>),
+    ),
+> {
+    let row = shared::reads(server).map(|counts| {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed).cast_signed();
+        (
+            count(&counts.reads),
+            count(&counts.waited),
+            count(&counts.waited_us) as f64 / 1e3,
+            count(&counts.in_vain),
+            count(&counts.lost),
+            count(&counts.fallbacks),
+            timestamp(Moment(counts.since.load(Ordering::Relaxed))),
+        )
+    });
+    TableIterator::new(row)
+}
+
+#[pg_extern(sql = false)]
+fn reset_stat_reads() {
+    shared::reset_reads();
 }
