@@ -78,6 +78,10 @@ impl Reader<'_> {
         let (from, apart) = match (*query).commandType {
             _ if jointree.is_null() => (Node::Local, None),
             pg_sys::CmdType::CMD_MERGE => self.merge(query),
+            pg_sys::CmdType::CMD_INSERT => {
+                let from = self.from(query, jointree);
+                (self.with_inserted(query, from), None)
+            }
             _ => (self.from(query, jointree), None),
         };
         let sublinks = self.sublinks(query);

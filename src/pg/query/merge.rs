@@ -114,8 +114,11 @@ impl Reader<'_> {
     }
 }
 
-/// The integer that `expr` casts to a smaller type: the cast keeps the value, or fails.
-unsafe fn without_range_check(expr: *mut pg_sys::Node) -> *mut pg_sys::Node {
+/// The integer that `expr` casts to a smaller type, where the cast keeps the value, or fails; else `expr`.
+///
+/// # Safety
+/// `expr` must be NULL or a valid expression.
+pub unsafe fn without_range_check(expr: *mut pg_sys::Node) -> *mut pg_sys::Node {
     const CHECKED: [u32; 3] = [pg_sys::F_INT2_INT4, pg_sys::F_INT2_INT8, pg_sys::F_INT4_INT8];
     cast::<pg_sys::FuncExpr>(expr, pg_sys::NodeTag::T_FuncExpr)
         .filter(|call| CHECKED.contains(&(**call).funcid.to_u32()))

@@ -2,8 +2,9 @@
 //! of the key. Of MERGE: [`super::merge`].
 
 use pgrx::pg_sys;
-use shardmap_core::route::Operand;
+use shardmap_core::route::{Join, Node, Operand, TableRef};
 
+use super::merge::without_range_check;
 use super::read::{Assigned, Reader, Reference, Usage};
 use super::tree::{cast, items, nth, rte};
 use crate::pg::catalog::LogicalTable;
@@ -20,6 +21,23 @@ impl Reader<'_> {
             _ => return,
         };
         self.tables.push(Reference { query, rti, table, usage });
+    }
+
+    /// The join tree of an INSERT, with the rows that come from a SELECT as one more side of it: a table whose key is the
+    /// column that is inserted as the key.
+    pub(super) unsafe fn with_inserted(&mut self, query: *mut pg_sys::Query, from: Node) -> Node {
+        let is_own = |own: &Reference| own.query == query && matches!(own.usage, Usage::Insert(_));
+        let Some(id) = self.tables.iter().position(is_own) else { return from };
+        let key = self.tables[id].table.key;
+        let target = items::<pg_sys::TargetEntry>((*query).targetList).find(|target| (**target).resno == key);
+        let expr = target.map(|target| without_range_check((*target).expr.cast()));
+        let Some(side) = expr.and_then(|expr| self.columns.side(expr, &self.levels)) else { return from };
+        match &self.tables[id].usage {
+            Usage::Insert(Some(rows)) if !rows.contains(&Operand::Unknown) => return from,
+            _ => self.tables[id].usage = Usage::Insert(None),
+        }
+        let inserted = Node::Table(TableRef { id, key: side.column }, Vec::new());
+        Node::Join(Join::Left, Box::new(from), Box::new(inserted), Vec::new())
     }
 
     /// What an UPDATE assigns to the key.

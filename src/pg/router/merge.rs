@@ -42,7 +42,11 @@ impl Shipper<'_> {
     }
 }
 
-unsafe fn shallow<T>(node: *const T) -> *mut T {
+/// A copy of a node, which shares what it points to.
+///
+/// # Safety
+/// `node` must be valid, and of type `T`.
+pub(super) unsafe fn shallow<T>(node: *const T) -> *mut T {
     let copy = pg_sys::palloc(std::mem::size_of::<T>()).cast::<T>();
     copy.copy_from_nonoverlapping(node, 1);
     copy

@@ -6,6 +6,7 @@
 //! key; a statement that may not go whole takes a lower step, with the same answer.
 
 mod explain;
+mod insert;
 mod merge;
 mod names;
 pub mod plan;

@@ -12,7 +12,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::stable::is_carried_over;
-use super::whole::{Obstacle, NOT_SHIPPABLE, SHAPE, VOLATILE};
+use super::whole::{source_of_rows, Obstacle, NOT_SHIPPABLE, SHAPE, VOLATILE};
 use crate::pg::catalog::Known;
 use crate::pg::query::tree::{cast, cells, items, nth, rte, tag, walk_expression};
 use crate::pg::raw;
@@ -31,7 +31,7 @@ pub struct Shipment {
 pub(super) struct Shipper<'a> {
     known: &'a Known<'a>,
     inputs: Vec<*mut pg_sys::Node>,
-    obstacle: Option<Obstacle>,
+    pub(super) obstacle: Option<Obstacle>,
     /// Constants become parameters.
     pub(super) lifts: bool,
     /// Each expression is computed for one row only.
@@ -91,6 +91,10 @@ impl Shipper<'_> {
         let values = items::<pg_sys::RangeTblEntry>((*query).rtable)
             .enumerate()
             .find(|(_, entry)| (**entry).rtekind == pg_sys::RTEKind::RTE_VALUES);
+        if let Some(at) = inserts.then(|| source_of_rows(query)).flatten() {
+            self.insert_select(copy, at);
+            return copy;
+        }
         (self.lifts, self.once) = (true, inserts);
         match values {
             Some((at, entry)) if inserts => {
@@ -373,7 +377,10 @@ unsafe fn is_computed(node: *const pg_sys::Node) -> bool {
 }
 
 /// Whether `node` depends on no row and no subquery, so that it can be computed before the statement is sent.
-unsafe fn stands_alone(node: *mut pg_sys::Node) -> bool {
+///
+/// # Safety
+/// `node` must be NULL or a valid expression.
+pub(super) unsafe fn stands_alone(node: *mut pg_sys::Node) -> bool {
     let mut alone = !pg_sys::expression_returns_set(node);
     walk_expression(node, &mut |below| {
         let depends = matches!(

@@ -17,9 +17,7 @@ use crate::pg::keys::KeyType;
 use crate::pg::query::merge::actions;
 use crate::pg::query::read::{Reading, Usage};
 use crate::pg::query::same_key::keeps_key;
-#[cfg(not(feature = "pg15"))]
-use crate::pg::query::tree::nth;
-use crate::pg::query::tree::{cast, items, rte, subqueries, tag, walk_level};
+use crate::pg::query::tree::{cast, items, nth, rte, subqueries, tag, walk_level};
 
 /// The key whose shard runs the statement.
 #[derive(Clone, Debug)]
@@ -79,7 +77,7 @@ fn has_one_shard(reading: &Reading) -> bool {
         && !matches!(keyspace.map.strategy(), Strategy::Range(_))
         && reading.tables.iter().all(|reference| {
             reference.table.keyspace.name == keyspace.name
-                && matches!(reference.usage, Usage::Read | Usage::Insert(Some(_)) | Usage::Merge)
+                && matches!(reference.usage, Usage::Read | Usage::Insert(_) | Usage::Merge)
         })
 }
 
@@ -94,8 +92,8 @@ unsafe fn one_key(reading: &Reading, reaches: &[Option<Reach>]) -> Result<Key, O
         }
         let (known, late) = match (&reference.usage, reach) {
             (Usage::Insert(Some(rows)), _) => inserted(rows)?,
-            (Usage::Read | Usage::Merge, Some(Reach::Keys(keys))) => (keys.clone(), Vec::new()),
-            (Usage::Read | Usage::Merge, Some(Reach::Deferred(late))) => {
+            (_, Some(Reach::Keys(keys))) => (keys.clone(), Vec::new()),
+            (_, Some(Reach::Deferred(late))) => {
                 (late.keys.iter().cloned().collect(), late.values.iter().copied().collect())
             }
             _ => return Err(MANY_SHARDS),
@@ -179,9 +177,12 @@ unsafe fn level(catalog: &Catalog, keyspace: &str, query: *mut pg_sys::Query) ->
     for entry in items::<pg_sys::RangeTblEntry>((*query).rtable) {
         self::entry(catalog, keyspace, entry)?;
     }
-    // Rewriting has sorted the targets, so that they no longer stand as the columns of a SELECT do.
-    if (*query).commandType == pg_sys::CmdType::CMD_INSERT && inserts_select(query) {
-        return Err(SHAPE);
+    // An INSERT takes its rows from one subquery, and has no other.
+    if (*query).commandType == pg_sys::CmdType::CMD_INSERT && source_of_rows(query).is_some() {
+        let derived = |entry: &*mut pg_sys::RangeTblEntry| (**entry).rtekind == pg_sys::RTEKind::RTE_SUBQUERY;
+        if items::<pg_sys::RangeTblEntry>((*query).rtable).filter(derived).count() != 1 {
+            return Err(SHAPE);
+        }
     }
     // Their columns would be written out a second time.
     if items::<pg_sys::CommonTableExpr>((*query).cteList)
@@ -198,13 +199,15 @@ unsafe fn level(catalog: &Catalog, keyspace: &str, query: *mut pg_sys::Query) ->
     subqueries(query).into_iter().try_for_each(|inner| level(catalog, keyspace, inner))
 }
 
-/// Whether the rows of an INSERT come from a SELECT.
-unsafe fn inserts_select(query: *mut pg_sys::Query) -> bool {
-    items::<pg_sys::Node>((*(*query).jointree).fromlist).any(|item| {
-        cast::<pg_sys::RangeTblRef>(item, pg_sys::NodeTag::T_RangeTblRef)
-            .and_then(|item| rte(query, (*item).rtindex as u32))
-            .is_none_or(|entry| (*entry).rtekind != pg_sys::RTEKind::RTE_VALUES)
-    })
+/// The entry, counted from 0, of the SELECT that the rows of an INSERT come from; `None`: from no SELECT.
+///
+/// # Safety
+/// `query` must be a valid INSERT.
+pub unsafe fn source_of_rows(query: *mut pg_sys::Query) -> Option<usize> {
+    let item = nth::<pg_sys::Node>((*(*query).jointree).fromlist, 0)?;
+    let number = (*cast::<pg_sys::RangeTblRef>(item, pg_sys::NodeTag::T_RangeTblRef)?).rtindex as u32;
+    let entry = rte(query, number)?;
+    ((*entry).rtekind == pg_sys::RTEKind::RTE_SUBQUERY).then_some(number as usize - 1)
 }
 
 unsafe fn entry(catalog: &Catalog, keyspace: &str, entry: *mut pg_sys::RangeTblEntry) -> Result<(), Obstacle> {
