@@ -19,7 +19,7 @@ use shardmap_core::route::Step;
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{self, Note};
-use crate::pg::fdw::{bulk, order, users};
+use crate::pg::fdw::{bulk, order, together, users};
 use crate::pg::remote::guard;
 use crate::pg::savepoint;
 use crate::pg::settings::{allows_fanout, FanoutPolicy, FANOUT_POLICY};
@@ -206,6 +206,9 @@ unsafe extern "C-unwind" fn executor_start(desc: *mut pg_sys::QueryDesc, eflags:
     match PREVIOUS_START.get().copied().flatten() {
         Some(previous) => pg_guard_ffi_boundary(|| previous(desc, eflags)),
         None => pg_sys::standard_ExecutorStart(desc, eflags),
+    }
+    if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 == 0 && is_running((*desc).estate) {
+        together::gather(desc);
     }
 }
 

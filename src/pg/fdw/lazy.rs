@@ -20,6 +20,7 @@ use super::direct::Direct;
 use super::private::WritePlan;
 use super::rows::Scan;
 use super::scan::partition;
+use super::together::Together;
 use super::tuples::clear;
 use super::write::Write;
 use super::{modify, note, order, users};
@@ -31,11 +32,15 @@ use crate::pg::reads::fence;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::guard;
 
+/// The type of [`begin_foreign_scan`].
+pub type Begin = unsafe extern "C-unwind" fn(*mut pg_sys::ForeignScanState, i32);
+
 /// The state of a foreign scan or a direct modification.
 pub enum Node {
-    /// It has not begun. `rewinds`: it may be rewound.
+    /// It has not begun. `rewinds`: it may be rewound. `together`: those that are asked with it.
     Waiting {
         rewinds: bool,
+        together: Option<Rc<Together>>,
     },
     Scan(Scan),
     Direct(Direct),
@@ -61,7 +66,7 @@ unsafe fn at_start(node: *mut pg_sys::ForeignScanState, eflags: i32) {
     let estate = (*node).ss.ps.state;
     flag::at_start(estate, (*plan).fdw_private, eflags);
     if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 == 0 {
-        let waiting = Node::Waiting { rewinds: eflags & pg_sys::EXEC_FLAG_REWIND as i32 != 0 };
+        let waiting = Node::Waiting { rewinds: eflags & pg_sys::EXEC_FLAG_REWIND as i32 != 0, together: None };
         (*node).fdw_state = PgMemoryContexts::For((*estate).es_query_cxt).leak_and_drop_on_delete(waiting).cast();
     }
 }
@@ -71,9 +76,14 @@ unsafe fn at_start(node: *mut pg_sys::ForeignScanState, eflags: i32) {
 pub unsafe extern "C-unwind" fn iterate_foreign_scan(
     node: *mut pg_sys::ForeignScanState,
 ) -> *mut pg_sys::TupleTableSlot {
-    guard(|| match begin_scan(node)? {
-        Some(scan) => scan.next(node, !(*node).ss.ps.async_capable),
-        None => Ok(clear((*node).ss.ss_ScanTupleSlot)),
+    guard(|| {
+        if let Some(Node::Waiting { together: Some(together), .. }) = (*node).fdw_state.cast::<Node>().as_ref() {
+            Rc::clone(together).ask()?;
+        }
+        match begin_scan(node)? {
+            Some(scan) => scan.next(node, !(*node).ss.ps.async_capable),
+            None => Ok(clear((*node).ss.ss_ScanTupleSlot)),
+        }
     })
 }
 
@@ -142,7 +152,8 @@ unsafe fn begin<'a>(node: *mut pg_sys::ForeignScanState) -> Result<&'a mut Node>
         raw::ExecSetParamPlanMulti((*plan).scan.plan.allParam, (*node).ss.ps.ps_ExprContext);
     }
     let state = &mut *(*node).fdw_state.cast::<Node>();
-    let Node::Waiting { rewinds } = *state else { return Ok(state) };
+    let Node::Waiting { rewinds, together } = state else { return Ok(state) };
+    let (rewinds, together) = (*rewinds, together.clone());
     if !may_have_rows(node, plan) {
         return Ok(state);
     }
@@ -162,7 +173,7 @@ unsafe fn begin<'a>(node: *mut pg_sys::ForeignScanState) -> Result<&'a mut Node>
     // What is allocated here must live as long as the statement.
     let before = pg_sys::MemoryContextSwitchTo((*estate).es_query_cxt);
     *state = match reads {
-        true => Node::Scan(Scan::begin(node, user, rewinds)?),
+        true => Node::Scan(Scan::begin(node, user, rewinds, together)?),
         false => Node::Direct(Direct::begin(node, user)?),
     };
     pg_sys::MemoryContextSwitchTo(before);

@@ -12,6 +12,7 @@ use super::note;
 use super::private::ScanPlan;
 use super::shard::{statement, Inputs};
 use super::side_by_side::Turn;
+use super::together::Together;
 use super::tuples::{clear, scan_types, Rows};
 use crate::pg::reads::reader::Reader;
 use crate::pg::remote::carried::Needs;
@@ -42,6 +43,8 @@ pub struct Scan {
     pub pending: bool,
     /// Its place among the scans that run side by side, while it has rows to come.
     pub turn: Option<Turn>,
+    /// Those that may be asked when it has ended.
+    together: Option<Rc<Together>>,
 }
 
 /// Rows kept for a rewind.
@@ -59,7 +62,12 @@ impl Scan {
     /// # Safety
     /// `node` must be a foreign scan that starts, in the memory context of its statement. `rewinds`: the executor may
     /// rewind it.
-    pub unsafe fn begin(node: *mut pg_sys::ForeignScanState, user: pg_sys::Oid, rewinds: bool) -> Result<Self> {
+    pub unsafe fn begin(
+        node: *mut pg_sys::ForeignScanState,
+        user: pg_sys::Oid,
+        rewinds: bool,
+        together: Option<Rc<Together>>,
+    ) -> Result<Self> {
         let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
         let own = ScanPlan::read((*plan).fdw_private);
         let desc = (*(*node).ss.ss_ScanTupleSlot).tts_tupleDescriptor;
@@ -81,6 +89,7 @@ impl Scan {
             store: (rewinds && !forms_tuples).then(|| Store::new(desc)),
             pending: false,
             turn: None,
+            together,
         })
     }
 
@@ -168,6 +177,9 @@ impl Scan {
                 self.turn = None;
                 self.store.iter_mut().for_each(|store| store.complete = true);
                 clear(slot);
+                if let Some(together) = self.together.take() {
+                    together.ask()?;
+                }
             }
             Next::Pending => {
                 self.pending = true;

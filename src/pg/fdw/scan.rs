@@ -5,7 +5,7 @@ use pgrx::prelude::*;
 use shardmap_core::route::Step;
 
 use super::rows::reads_only;
-use super::{call_original, note, security};
+use super::{call_original, note, partial, security};
 use crate::pg::error::Refusal;
 use crate::pg::query::tree::{items, tag, walk_expression};
 use crate::pg::raw::explain_text;
@@ -50,6 +50,9 @@ pub unsafe extern "C-unwind" fn get_foreign_upper_paths(
     output: *mut pg_sys::RelOptInfo,
     extra: *mut std::ffi::c_void,
 ) {
+    if stage == pg_sys::UpperRelationKind::UPPERREL_PARTIAL_GROUP_AGG {
+        return partial::add_paths(root, input, output, extra.cast());
+    }
     let parse = (*root).parse;
     let is_lost = (*parse).groupClause.is_null()
         && (*parse).groupingSets.is_null()
@@ -135,6 +138,7 @@ pub unsafe extern "C-unwind" fn get_foreign_plan(
     outer: *mut pg_sys::Plan,
 ) -> *mut pg_sys::ForeignScan {
     let scan = call_original!(GetForeignPlan(root, baserel, relid, path, tlist, clauses, outer));
+    partial::name_parts(scan, path);
     let entry = match (*baserel).relid {
         0 => std::ptr::null_mut(),
         rti => *(*root).simple_rte_array.add(rti as usize),

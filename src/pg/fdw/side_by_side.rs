@@ -12,6 +12,7 @@ use pgrx::prelude::*;
 
 use super::lazy::{self, Node};
 use super::rows::Scan;
+use super::together;
 use crate::pg::raw;
 use crate::pg::remote::deadlock::wait_for_any;
 use crate::pg::remote::{guard, Result};
@@ -22,12 +23,25 @@ use crate::pg::settings::fanout_width;
 pub unsafe extern "C-unwind" fn foreign_async_request(request: *mut pg_sys::AsyncRequest) {
     guard(|| {
         let node = (*request).requestee.cast::<pg_sys::ForeignScanState>();
+        connect_all(request)?;
         match lazy::begin_scan(node)? {
             None => raw::ExecAsyncRequestDone(request, std::ptr::null_mut()),
             Some(_) => begin_in_turn(request)?,
         }
         Ok(())
     });
+}
+
+/// Connects to the shards of the scan's own Append that will be asked now, if this is the first of them to be asked.
+unsafe fn connect_all(request: *mut pg_sys::AsyncRequest) -> Result<()> {
+    let append = (*request).requestor.cast::<pg_sys::AppendState>();
+    let own = (*request).request_index;
+    let will_run = |at: &i32| pg_sys::bms_is_member(*at, (*append).as_valid_asyncplans);
+    let scan = |at: i32| {
+        let request = *(*append).as_asyncrequests.add(at as usize);
+        is_ours(request).then(|| (*request).requestee.cast::<pg_sys::ForeignScanState>())
+    };
+    together::connect((own..(*append).as_nplans).filter(will_run).filter_map(scan).take(fanout_width()))
 }
 
 /// # Safety
@@ -99,6 +113,14 @@ unsafe fn state<'a>(node: *mut pg_sys::ForeignScanState) -> Option<&'a mut Scan>
 /// The place of a scan at work among those of its Append.
 pub struct Turn(Rc<Cell<usize>>);
 
+impl Turn {
+    /// One more is at work.
+    pub fn take(at_work: &Rc<Cell<usize>>) -> Self {
+        at_work.set(at_work.get() + 1);
+        Self(Rc::clone(at_work))
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
@@ -130,8 +152,7 @@ unsafe fn takes_turn(request: *mut pg_sys::AsyncRequest) -> bool {
     if count.get() >= fanout_width() {
         return false;
     }
-    count.set(count.get() + 1);
-    own(request).into_iter().for_each(|scan| scan.turn = Some(Turn(Rc::clone(&count))));
+    own(request).into_iter().for_each(|scan| scan.turn = Some(Turn::take(&count)));
     true
 }
 

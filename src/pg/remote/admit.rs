@@ -59,7 +59,8 @@ pub fn start(target: &Rc<Target>, session: &Session, waits: bool) -> Result<Opti
     Dial::start(target, session, slot).map(Some)
 }
 
-fn is_full(failure: &Failure) -> bool {
+/// Whether the shard has no place for one more.
+pub fn is_full(failure: &Failure) -> bool {
     failure.code == SqlState::from(PgSqlErrorCode::ERRCODE_TOO_MANY_CONNECTIONS)
 }
 

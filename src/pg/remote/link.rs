@@ -76,8 +76,13 @@ pub struct Link {
 impl Link {
     /// Connects, and waits for it as long as the target allows.
     pub fn connect(target: Rc<Target>, transactional: bool, generation: u64) -> Result<Self> {
-        let carried = target.pooler.keeps_session().then(Carried::current);
         let conn = admit::connect(&target, &Session::like_ours())?;
+        Self::over(conn, target, transactional, generation)
+    }
+
+    /// Over a connection that was just made with settings like ours.
+    pub fn over(conn: Conn, target: Rc<Target>, transactional: bool, generation: u64) -> Result<Self> {
+        let carried = target.pooler.keeps_session().then(Carried::current);
         let wire = Wire::new(conn).map_err(|failure| failure.at_shard(&target.server))?;
         Ok(Self {
             target,

@@ -13,6 +13,7 @@
 //! SQL functions are in `functions::remote`.
 
 mod admit;
+mod ahead;
 mod answer;
 pub mod carried;
 mod cleanup;
@@ -45,6 +46,7 @@ mod two_phase;
 pub mod wait;
 pub mod wire;
 
+pub use ahead::connect_ahead;
 pub use copy::{copy_rows, copy_rows_to_each};
 pub use failure::{guard, Failure, Result};
 pub use pool::{any_wrote, generation, Connection};

@@ -213,7 +213,7 @@ fn target(server: &str, user: pg_sys::Oid) -> Result<Rc<Target>> {
 }
 
 /// As [`target`], by the server's OID.
-fn target_of(server: pg_sys::Oid, user: pg_sys::Oid) -> Result<Rc<Target>> {
+pub(super) fn target_of(server: pg_sys::Oid, user: pg_sys::Oid) -> Result<Rc<Target>> {
     let generation = GENERATION.get();
     let known = POOL.with(|pool| match pool.by_oid.borrow().get(&(server, user)) {
         Some((own, target)) if *own == generation => Some(Rc::clone(target)),
@@ -229,16 +229,24 @@ fn target_of(server: pg_sys::Oid, user: pg_sys::Oid) -> Result<Rc<Target>> {
     Ok(target)
 }
 
+/// Whether there is a link to the target for the local transaction, whatever its state.
+pub(super) fn has_link(target: &Target) -> bool {
+    let serves = |link: &Rc<Link>| link.transactional && link.target.same_place(target);
+    POOL.with(|pool| pool.links.borrow().iter().any(serves))
+}
+
+/// Takes up a link that was made aside.
+pub(super) fn keep(link: Link) {
+    IN_USE.set(true);
+    POOL.with(|pool| pool.links.borrow_mut().push(Rc::new(link)));
+}
+
 /// A link that serves the target.
 fn link(target: &Rc<Target>, transactional: bool) -> Result<Rc<Link>> {
     IN_USE.set(true);
     let generation = GENERATION.get();
     let found = POOL.with(|pool| {
-        let serves = |link: &&Rc<Link>| {
-            link.transactional == transactional
-                && link.target.mapping == target.mapping
-                && link.target.server == target.server
-        };
+        let serves = |link: &&Rc<Link>| link.transactional == transactional && link.target.same_place(target);
         pool.links.borrow().iter().find(serves).cloned()
     });
     if let Some(found) = found {

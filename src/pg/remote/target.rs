@@ -134,6 +134,11 @@ impl Target {
         same(self) == same(other) && self.server == other.server && self.options == other.options
     }
 
+    /// Whether one connection serves both.
+    pub fn same_place(&self, other: &Self) -> bool {
+        self.mapping == other.mapping && self.server == other.server
+    }
+
     /// Names and values for libpq. The session's settings travel in the startup packet, which costs no round trip; not to
     /// a pooler, which has no session for them.
     pub fn parameters(&self, session: &Session) -> Vec<(CString, CString)> {
