@@ -121,11 +121,19 @@ impl Link {
     /// Ends a conversation in the middle: cancels the shard's query and reads to its end, or closes the link. Calls no
     /// function of Postgres, for an error may be on its way up.
     pub fn abandon(&self) {
-        let deadline = Instant::now() + ABANDON_LIMIT;
+        abandon(&[self]);
+    }
+
+    /// What is under way has to end.
+    fn is_awaited(&self) -> bool {
+        self.is_open() && self.awaited.get() > 0
+    }
+
+    /// Makes way for a cancel.
+    fn give_up(&self, pause: Duration) {
         if let Some(occupant) = self.vacate() {
             occupant.forsake();
         }
-        let mut pause = Duration::from_millis(50);
         if self.copying.get() && self.awaited.get() > 0 {
             // While a shard waits for rows it takes no notice of a cancel.
             let mut batch = Batch::default();
@@ -133,14 +141,24 @@ impl Link {
             self.wire.push(&batch.bytes);
             self.read_quietly(Instant::now() + pause, false);
         }
-        // One request is not enough: a shard that has not yet begun with the statement takes no notice of it.
-        while self.is_open() && self.awaited.get() > 0 && Instant::now() < deadline {
-            self.conn().start_cancel().wait(deadline.saturating_duration_since(Instant::now()));
-            self.read_quietly((Instant::now() + pause).min(deadline), false);
-            pause *= 2;
-        }
-        if self.awaited.get() > 0 {
-            self.close();
-        }
     }
+}
+
+/// As [`Link::abandon`], for several conversations: all shards are told before the first is waited for.
+pub fn abandon(links: &[&Link]) {
+    let deadline = Instant::now() + ABANDON_LIMIT;
+    let mut pause = Duration::from_millis(50);
+    links.iter().for_each(|link| link.give_up(pause));
+    // One request is not enough: a shard that has not yet begun with the statement takes no notice of it.
+    while links.iter().any(|link| link.is_awaited()) && Instant::now() < deadline {
+        let busy = || links.iter().filter(|link| link.is_awaited());
+        let requests: Vec<_> = busy().map(|link| link.conn().start_cancel()).collect();
+        requests.into_iter().for_each(|request| request.wait(deadline.saturating_duration_since(Instant::now())));
+        let until = (Instant::now() + pause).min(deadline);
+        busy().for_each(|link| {
+            link.read_quietly(until, false);
+        });
+        pause *= 2;
+    }
+    links.iter().filter(|link| link.awaited.get() > 0).for_each(|link| link.close());
 }

@@ -21,7 +21,7 @@ use super::link::Link;
 use super::pool;
 use super::wait::forget_cancel;
 use super::wire::decode::Status;
-use super::{commit, two_phase};
+use super::{cleanup, commit, two_phase};
 use crate::pg::reads::session;
 use crate::pg::{reference, savepoint};
 
@@ -302,7 +302,7 @@ fn abort() {
     // ran while it came up.
     cancel_running();
     pool::forget_unsent(1);
-    pool::active().iter().for_each(|link| link.abandon());
+    cleanup::abandon(&pool::active().iter().map(|link| &**link).collect::<Vec<_>>());
     if !TAKING_PART.replace(false) {
         return;
     }
