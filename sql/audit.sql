@@ -72,7 +72,9 @@ COMMENT ON COLUMN shardmap.audit_findings.last_audit IS 'the audit that found it
 COMMENT ON COLUMN shardmap.audit_findings.closed_at IS 'when an audit did not find it any more';
 COMMENT ON SEQUENCE shardmap.audit_run_id_seq IS 'numbers of audits';
 COMMENT ON SEQUENCE shardmap.audit_findings_id_seq IS 'numbers of findings';
-GRANT SELECT ON shardmap.audit_run, shardmap.audit_findings TO PUBLIC;
+GRANT SELECT ON shardmap.audit_run TO PUBLIC;
+-- Findings name rows, which not all may see.
+GRANT SELECT ON shardmap.audit_findings TO shardmap_admin;
 
 CREATE FUNCTION shardmap.map_version(keyspace text DEFAULT 'main') RETURNS bigint
 LANGUAGE sql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
