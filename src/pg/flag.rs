@@ -16,11 +16,12 @@ use pgrx::PgLogLevel;
 use shardmap_core::fingerprint::{comments_contain, statement_with_comments};
 use shardmap_core::route::Step;
 
+use crate::pg::alone::stands_alone;
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{self, Note};
 use crate::pg::fdw::{bulk, order, together, users};
-use crate::pg::remote::guard;
+use crate::pg::remote::{guard, transaction};
 use crate::pg::savepoint;
 use crate::pg::settings::{allows_fanout, FanoutPolicy, FANOUT_POLICY};
 use crate::pg::stats;
@@ -68,6 +69,9 @@ pub unsafe fn at_start(estate: *mut pg_sys::EState, private: *const pg_sys::List
             apply_policy(&note, &source_text(estate));
         }
         stats::count_step(counted_as(note.step));
+        if note.one_moment && stands_alone(estate) {
+            transaction::share_snapshots();
+        }
         start(estate, note);
     }
 }

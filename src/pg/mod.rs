@@ -3,6 +3,7 @@
 //! Pointers from Postgres are read once, at the edge, into plain Rust values; what to do with them is decided in
 //! `shardmap_core`. Read next: [`error`] for how a refusal is raised, then the module of the part you care about.
 
+mod alone;
 mod area;
 mod barrier;
 pub mod catalog;

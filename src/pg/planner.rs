@@ -97,6 +97,7 @@ unsafe extern "C-unwind" fn plan(
     drop_idle_ties(query);
     let mut plan = route(&reading, reaches, obstacle);
     plan.note.reads_only = router::plan::reads_only(query);
+    plan.note.one_moment = router::plan::sees_one_moment(query);
     // Shards are left out at run time scan by scan; a join or aggregate of all partitions would start them all.
     let _partitionwise = (!plan.prunes_late).then(Partitionwise::on);
     let _planning = Planning::of(Rc::new(plan));

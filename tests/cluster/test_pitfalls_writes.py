@@ -1,7 +1,9 @@
 """Pitfalls 19 to 25: writes. Each row is written once, on the shard that owns it, and the count in the tag is true."""
 
+import concurrent.futures
 import contextlib
 import re
+import time
 
 import pytest
 from psycopg import errors
@@ -268,6 +270,27 @@ def test_pitfall_25b_read_committed_sees_what_was_committed(db):
         other.execute("UPDATE t SET c = 'new' WHERE k = 7 AND id = 1")
         assert one.execute("SELECT c FROM t WHERE k = 7 AND id = 1").fetchone() == ("new",)
         assert one.execute("UPDATE t SET c = c || '!' WHERE k = 7 AND id = 1 RETURNING c").fetchone() == ("new!",)
+
+
+SUM = "(SELECT sum(length(c)) FROM t WHERE {} AND id > {})"
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+@pytest.mark.parametrize("where", ["k = 7", "k > 0", "k IN (7, 8)"])
+def test_pitfall_25b_a_statement_by_itself_sees_one_moment_of_each_shard(db, where, prepare):
+    """Though its scans are statements of their own there, between which others commit."""
+    sql = f"SELECT {SUM.format(where, 0)}, pg_advisory_xact_lock(25) IS NULL, {SUM.format(where, '-1')}"
+    waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with db.connect() as one, db.connect() as other, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        other.execute("SELECT pg_advisory_lock(25)")
+        reading = pool.submit(lambda: one.execute(sql, prepare=prepare).fetchone())
+        while other.execute(waits).fetchone() == (0,):
+            time.sleep(0.01)
+        other.execute("UPDATE t SET c = c || 'longer' WHERE k = 7")
+        other.execute("SELECT pg_advisory_unlock(25)")
+        first, _, second = reading.result(30)
+        assert first == second
+        assert one.execute(f"SELECT {SUM.format(where, 0)}").fetchone()[0] > first
 
 
 def test_pitfall_25b_repeatable_read_does_not(db):

@@ -32,6 +32,8 @@ pub struct Note {
     pub policy: FanoutPolicy,
     /// Replicas may answer.
     pub reads_only: bool,
+    /// Nothing in it is meant to see what others commit while it runs.
+    pub one_moment: bool,
 }
 
 const MARK: &str = "pg_shardmap note";
@@ -112,6 +114,7 @@ impl Note {
             shards: 0,
             policy: FanoutPolicy::Allow,
             reads_only: false,
+            one_moment: false,
         }
     }
 
@@ -123,7 +126,8 @@ impl Note {
     fn encode(&self) -> String {
         let shards = self.shards.to_string();
         let reads = if self.reads_only { "reads" } else { "" };
-        [MARK, self.step.as_str(), self.policy.as_str(), &shards, &self.tables, &self.reason, &self.hint, reads]
+        let moment = if self.one_moment { "moment" } else { "" };
+        [MARK, self.step.as_str(), self.policy.as_str(), &shards, &self.tables, &self.reason, &self.hint, reads, moment]
             .join(&SEPARATOR.to_string())
     }
 
@@ -140,6 +144,7 @@ impl Note {
             reason: fields.next()?.to_owned(),
             hint: fields.next()?.to_owned(),
             reads_only: !fields.next()?.is_empty(),
+            one_moment: !fields.next()?.is_empty(),
         })
     }
 }

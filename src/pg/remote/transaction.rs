@@ -22,6 +22,7 @@ use super::pool;
 use super::wait::forget_cancel;
 use super::wire::decode::Status;
 use super::{cleanup, commit, two_phase};
+use crate::pg::alone::ends_transaction;
 use crate::pg::reads::session;
 use crate::pg::{reference, savepoint};
 
@@ -68,6 +69,8 @@ thread_local! {
     static ADMINISTERS: Cell<bool> = const { Cell::new(false) };
     /// The shards' transactions begun so far.
     static TURN: Cell<u64> = const { Cell::new(0) };
+    /// What the transaction's only statement reads of one shard, it reads in one snapshot.
+    static SHARES_SNAPSHOTS: Cell<bool> = const { Cell::new(false) };
     /// Shards are brought to this level of ours at most.
     static HIGHEST: Cell<i32> = const { Cell::new(i32::MAX) };
 }
@@ -93,6 +96,12 @@ pub fn at_level<T>(level: i32, body: impl FnOnce() -> T) -> T {
     body()
 }
 
+/// The statement that starts is all that the transaction does, and only reads: its scans of one shard, which are statements
+/// of their own there, are to see the same rows.
+pub fn share_snapshots() {
+    SHARES_SNAPSHOTS.set(is_untouched());
+}
+
 /// A shard may have to be told of the transaction's end, though nothing was sent to it yet.
 pub fn expect() {
     TAKING_PART.set(true);
@@ -104,9 +113,12 @@ fn begin_statement(link: &Link) -> String {
     let (isolation, read_only, deferrable) =
         unsafe { (pg_sys::XactIsoLevel, pg_sys::XactReadOnly, pg_sys::XactDeferrable) };
     let read_only = read_only || link.remote.reads_only.get();
+    // SAFETY: the statement is the transaction's only one so far.
+    let shares = SHARES_SNAPSHOTS.get() && unsafe { ends_transaction() };
     let isolation = match isolation as u32 {
         pg_sys::XACT_SERIALIZABLE => "SERIALIZABLE",
         pg_sys::XACT_REPEATABLE_READ => "REPEATABLE READ",
+        _ if shares => "REPEATABLE READ",
         _ => "READ COMMITTED",
     };
     let access = if read_only { "READ ONLY" } else { "READ WRITE" };
@@ -232,6 +244,7 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
         if matches!(event, pg_sys::XactEvent::XACT_EVENT_COMMIT | pg_sys::XactEvent::XACT_EVENT_ABORT) {
             resume_interrupts();
             ADMINISTERS.set(false);
+            SHARES_SNAPSHOTS.set(false);
             session::forget_pins();
         }
         match event {
@@ -271,6 +284,14 @@ fn commit() -> Result<()> {
     }
     // What a savepoint's clean-up left unread, or a cursor, is read while a cancel can still roll everything back.
     links.iter().try_for_each(|link| link.make_ready())?;
+    // A shard that only read may have held row locks: they went with its connection, and what was done since rests on them.
+    // SAFETY: reads the transaction's state.
+    if unsafe { pg_sys::IsTransactionBlock() } {
+        let is_gone = |link: &&Rc<Link>| !link.remote.reads_only.get() && !commit::writes(link) && !link.is_fit();
+        if let Some(gone) = links.iter().find(is_gone) {
+            return Err(lost(gone));
+        }
+    }
     if !commit::run(&links)? {
         return Ok(());
     }

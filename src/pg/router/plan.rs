@@ -8,6 +8,7 @@
 use std::ffi::CString;
 
 use pgrx::pg_sys;
+use pgrx::prelude::*;
 use shardmap_core::layout::one_line;
 
 use super::names::qualify;
@@ -15,7 +16,7 @@ use super::run;
 use super::ship::Shipment;
 use super::whole::{Key, Obstacle, NOT_SHIPPABLE, OUTPUT};
 use crate::pg::catalog::Known;
-use crate::pg::query::tree::{cast, cells, items, nth, rte, subqueries, tag};
+use crate::pg::query::tree::{cast, cells, items, nth, rte, subqueries, tag, walk_level};
 use crate::pg::transfer::settings::{PlainOutput, Settings};
 use crate::pg::transfer::FIRST_VARIABLE;
 
@@ -350,6 +351,30 @@ unsafe fn written_tables(query: *mut pg_sys::Query) -> Vec<pg_sys::Oid> {
 /// `query` must be valid.
 pub unsafe fn reads_only(query: *mut pg_sys::Query) -> bool {
     only_selects(query) && !pg_sys::contain_volatile_functions(query.cast())
+}
+
+/// Whether all of the statement is to see the same rows: it only reads, and calls no volatile function of the users', which
+/// may run statements that see more, or write.
+///
+/// # Safety
+/// `query` must be valid.
+pub unsafe fn sees_one_moment(query: *mut pg_sys::Query) -> bool {
+    only_selects(query) && !calls_own_volatile(query)
+}
+
+unsafe fn calls_own_volatile(query: *mut pg_sys::Query) -> bool {
+    let mut found = false;
+    walk_level(query, &mut |node| {
+        found |= pg_sys::check_functions_in_node(node, Some(is_own_volatile), std::ptr::null_mut());
+        !found
+    });
+    found || subqueries(query).into_iter().any(|inner| calls_own_volatile(inner))
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn is_own_volatile(function: pg_sys::Oid, _context: *mut std::ffi::c_void) -> bool {
+    function.to_u32() >= pg_sys::FirstNormalObjectId
+        && pg_sys::func_volatile(function) as u8 == pg_sys::PROVOLATILE_VOLATILE
 }
 
 unsafe fn only_selects(query: *mut pg_sys::Query) -> bool {

@@ -12,6 +12,7 @@ use shardmap_core::ids::ShardNumber;
 
 use super::explain::explain;
 use super::plan::{OneKey, Private, NODE};
+use crate::pg::alone::{ends_transaction, stands_alone};
 use crate::pg::catalog::{self, LogicalTable};
 use crate::pg::error::Refusal;
 use crate::pg::fdw::shard::{statement, Inputs, Source};
@@ -19,7 +20,6 @@ use crate::pg::fdw::tuples::{clear, types, Rows};
 use crate::pg::fdw::{order, users};
 use crate::pg::keys::KeyType;
 use crate::pg::query::tree::items;
-use crate::pg::raw;
 use crate::pg::reads::reader::Reader;
 use crate::pg::reads::{fence, session};
 use crate::pg::remote::carried::Needs;
@@ -190,27 +190,14 @@ pub(super) unsafe fn shard(
     })
 }
 
-/// Whether the statement is all that its transaction does, as far as can be seen: it was sent by the client by itself.
-unsafe fn stands_alone(estate: *mut pg_sys::EState) -> bool {
-    let portal = pg_sys::ActivePortal;
-    pg_sys::XactIsoLevel as u32 == pg_sys::XACT_READ_COMMITTED
-        && !pg_sys::IsTransactionBlock()
-        && pg_sys::GetCurrentTransactionNestLevel() == 1
-        && !portal.is_null()
-        && *(*portal).name == 0
-        && items::<pg_sys::PlannedStmt>((*portal).stmts).eq([(*estate).es_plannedstmt])
-}
-
 /// Whether a write that stands alone may be committed by the shard itself, without a transaction begun: nothing can follow
 /// it in the transaction, nothing else is to be committed with it, and nothing can go wrong here after it.
 /// Source: the conditions of the measurements that this was designed by.
 unsafe fn may_commit_there(estate: *mut pg_sys::EState) -> bool {
-    let by_simple_protocol = !(*pg_sys::ActivePortal).visible;
     transaction::is_untouched()
         && pg_sys::GetTopTransactionIdIfAny() == pg_sys::InvalidTransactionId
-        && pg_sys::MyXactFlags & pg_sys::XACT_FLAGS_PIPELINING as i32 == 0
         && !(*(*estate).es_plannedstmt).hasReturning
-        && (by_simple_protocol || raw::next_message() == Some(b'S'))
+        && ends_transaction()
 }
 
 impl Route {

@@ -217,6 +217,23 @@ def test_locks_of_readers_are_kept_until_writers_have_committed(ledger, ids, com
         other.execute(lock)
 
 
+def test_locks_that_went_with_their_connection(ledger, ids):
+    """What a transaction has done rests on the rows that it had locked."""
+    with ledger.connect() as conn:
+        before = ledger.balances(ids[0], ids[1])
+        conn.execute("BEGIN")
+        conn.execute("SELECT balance FROM account WHERE id = %s FOR UPDATE", (ids[0],))
+        ended = ledger.on_shard(0, "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE relation = 'account'::regclass"
+                                   " AND mode = 'RowShareLock'")
+        assert ended == [(True,)]
+        ledger.on_shard(0, "UPDATE account SET balance = balance WHERE id = %s RETURNING 1", ids[0])
+        conn.execute("UPDATE account SET balance = balance + 1 WHERE id = %s", (ids[1],))
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction, match="lost its connection to shard \"shard-0\""):
+            conn.execute("COMMIT")
+        assert ledger.balances(ids[0], ids[1]) == before
+        assert conn.execute("SELECT balance FROM account WHERE id = %s", (ids[0],)).fetchone() == (before[0],)
+
+
 # The resolver
 
 def leave_prepared(ledger, ids, note, point="after_local_commit"):
