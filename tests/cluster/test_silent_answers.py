@@ -128,6 +128,22 @@ def test_ranges_in_a_loose_collation(conn):
         assert sorted(found.fetchall()) == [("F12",), ("f12",)]
 
 
+@pytest.mark.parametrize("router", ["on", "off"])
+def test_a_stable_function_does_not_see_what_its_statement_writes(conn, router):
+    with conn.transaction(force_rollback=True):
+        conn.execute(f"SET LOCAL search_path = spread; SET LOCAL shardmap.enable_router = {router}")
+        for kind in ("STABLE", "VOLATILE"):
+            conn.execute(f"CREATE OR REPLACE FUNCTION pg_temp.many(key bigint) RETURNS bigint LANGUAGE plpgsql {kind} AS"
+                         " 'BEGIN RETURN (SELECT count(*) FROM orders o WHERE o.k = key); END'")
+            with conn.transaction(force_rollback=True):
+                if kind == "VOLATILE":
+                    found = conn.execute("DELETE FROM orders WHERE k = 7 AND pg_temp.many(k) > 15").rowcount
+                    assert found == 5  # of 20
+                    continue
+                with pytest.raises(psycopg.errors.FeatureNotSupported, match="older than a write"):
+                    conn.execute("DELETE FROM orders WHERE pg_temp.many(k) > 15")
+
+
 def test_a_flag_after_copy(conn):
     conn.execute("SET search_path = spread")
     with conn.transaction(force_rollback=True):

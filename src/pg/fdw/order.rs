@@ -34,7 +34,12 @@ thread_local! {
 /// # Safety
 /// `estate` must be running.
 pub unsafe fn note_write(estate: *mut pg_sys::EState, relid: pg_sys::Oid) {
-    let write = Write { command: pg_sys::GetCurrentCommandId(false), estate, depth: savepoint::depth() };
+    // A function that was called before the first write may have gone on to another command. COPY has no plan.
+    let command = match (*estate).es_plannedstmt.is_null() {
+        true => pg_sys::GetCurrentCommandId(false),
+        false => (*estate).es_output_cid,
+    };
+    let write = Write { command, estate, depth: savepoint::depth() };
     WRITES.with_borrow_mut(|writes| add(writes.entry(relid).or_default(), write));
 }
 
@@ -62,8 +67,7 @@ pub unsafe fn check_scan(node: *mut pg_sys::ForeignScanState, plan: *const pg_sy
         return;
     }
     let estate = (*node).ss.ps.state;
-    let snapshot = (*estate).es_snapshot;
-    if snapshot.is_null() {
+    if (*estate).es_snapshot.is_null() {
         return;
     }
     let mut rti = -1;
@@ -73,11 +77,35 @@ pub unsafe fn check_scan(node: *mut pg_sys::ForeignScanState, plan: *const pg_sy
             return;
         }
         let Some(entry) = nth::<pg_sys::RangeTblEntry>((*estate).es_range_table, rti as usize - 1) else { continue };
-        let write = WRITES.with_borrow(|writes| writes.get(&(*entry).relid)?.last().copied());
-        if write.is_some_and(|write| write.estate != estate && (*snapshot).curcid <= write.command) {
+        if is_older(estate, (*entry).relid) {
             stale((*entry).relid).raise()
         }
     }
+}
+
+/// Refuses a statement that goes whole to a shard and would see writes younger than its snapshot there: one in a stable
+/// function, which sees what the statement that calls it saw at its start, while that one writes row by row.
+///
+/// # Safety
+/// `estate` must be running.
+pub unsafe fn check_statement(estate: *mut pg_sys::EState) {
+    if WRITES.with_borrow(HashMap::is_empty) || (*estate).es_snapshot.is_null() {
+        return;
+    }
+    let Some(catalog) = catalog::current() else { return };
+    let relations = (*(*estate).es_plannedstmt).relationOids;
+    for at in 0..pg_sys::list_length(relations) {
+        let Some(table) = catalog.table(pg_sys::list_nth_oid(relations, at)) else { continue };
+        if let Some(partition) = table.partitions.values().find(|partition| is_older(estate, **partition)) {
+            stale(*partition).raise()
+        }
+    }
+}
+
+/// Whether another statement has written foreign table `relid` that `estate`'s must not see.
+unsafe fn is_older(estate: *mut pg_sys::EState, relid: pg_sys::Oid) -> bool {
+    let write = WRITES.with_borrow(|writes| writes.get(&relid)?.last().copied());
+    write.is_some_and(|write| write.estate != estate && (*(*estate).es_snapshot).curcid <= write.command)
 }
 
 fn stale(relid: pg_sys::Oid) -> Refusal {

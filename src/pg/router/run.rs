@@ -211,6 +211,9 @@ impl Route {
             return Ok(Rc::clone(portal));
         }
         let writes = !self.private.written.is_empty();
+        if !writes {
+            order::check_statement((*node).ss.ps.state);
+        }
         for table in &self.private.written {
             order::note_write_to((*node).ss.ps.state, *table);
         }
