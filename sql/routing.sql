@@ -20,6 +20,11 @@ CREATE FUNCTION shardmap.keep_here(condition boolean) RETURNS boolean
 COMMENT ON FUNCTION shardmap.keep_here(boolean) IS
     'the condition itself; stands in plans around conditions that must not be evaluated on a shard before row security is';
 
+CREATE AGGREGATE shardmap.numeric_sum(numeric) (
+    SFUNC = pg_catalog.numeric_add, STYPE = numeric, COMBINEFUNC = pg_catalog.numeric_add, PARALLEL = SAFE);
+COMMENT ON AGGREGATE shardmap.numeric_sum(numeric) IS
+    'sum() with the sum itself as its state; stands in plans of fan-outs, where each shard computes its part of it';
+
 CREATE FUNCTION @extschema@.shard_for(key text, keyspace text DEFAULT 'main') RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'shardmap_shard_for_text';
 COMMENT ON FUNCTION @extschema@.shard_for(text, text) IS

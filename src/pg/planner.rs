@@ -33,6 +33,7 @@ use crate::pg::query::late::send_as_value;
 use crate::pg::query::read::{read, Reading, Reference, Usage};
 use crate::pg::query::same_key;
 use crate::pg::query::substitute::{drop_idle_ties, is_plain_do_nothing, spell_out_bpchar, substitute};
+use crate::pg::query::sums;
 use crate::pg::query::tree::{cast, items, subqueries, tag, walk_expression, walk_level};
 use crate::pg::router::plan::Routed;
 use crate::pg::router::ship::ship;
@@ -98,6 +99,9 @@ unsafe extern "C-unwind" fn plan(
     let mut plan = route(&reading, reaches, obstacle);
     plan.note.reads_only = router::plan::reads_only(query);
     plan.note.one_moment = router::plan::sees_one_moment(query);
+    if matches!(plan.note.step, Step::Narrowed | Step::FanOut) {
+        sums::split(&catalog, query);
+    }
     // Shards are left out at run time scan by scan; a join or aggregate of all partitions would start them all.
     let _partitionwise = (!plan.prunes_late).then(Partitionwise::on);
     let _planning = Planning::of(Rc::new(plan));

@@ -6,16 +6,13 @@
 //!
 //! What always holds: what stands in the plan above and in the scan's list of columns is Postgres' own part, so that both
 //! match; the value which the shard sends is that part's state, in its type. Leaves to Postgres what has a state of another
-//! kind (the sum and the average of `bigint` and `numeric`, deviations), and grouping sets.
+//! kind (deviations), and grouping sets. Read next: `query::sums`, which has put sums for averages.
 
 use pgrx::pg_sys;
-use pgrx::prelude::*;
 
 use super::call_original;
+use crate::pg::query::sums;
 use crate::pg::query::tree::{cast, items};
-
-/// Source: catalog/pg_aggregate.h.
-const AGGFINALFN: i16 = 5;
 
 /// Adds the path on which the shard of `input` computes its part of an aggregate.
 ///
@@ -96,58 +93,17 @@ unsafe fn whole_of(part: *mut pg_sys::Node) -> Option<*mut pg_sys::Node> {
     if !plain || (*part).aggsplit == pg_sys::AggSplit::AGGSPLIT_SIMPLE {
         return None;
     }
-    match (*part).aggfnoid.to_u32() {
-        pg_sys::F_AVG_INT4 => Some(count_and_sum(part, pg_sys::F_SUM_INT4)),
-        pg_sys::F_AVG_INT2 => Some(count_and_sum(part, pg_sys::F_SUM_INT2)),
-        _ if (*part).aggtranstype != pg_sys::INTERNALOID && !has_final_function((*part).aggfnoid) => {
-            Some(simple(part, (*part).aggfnoid, (*part).aggtranstype).cast())
-        }
-        _ => None,
+    let is_numeric_sum = (*part).aggfnoid == sums::numeric_sum();
+    if !is_numeric_sum && sums::has_final_function((*part).aggfnoid) {
+        return None;
     }
-}
-
-/// `part` as a whole aggregate of function `function`.
-unsafe fn simple(part: *const pg_sys::Aggref, function: pg_sys::Oid, kind: pg_sys::Oid) -> *mut pg_sys::Aggref {
     let whole = pg_sys::copyObjectImpl(part.cast()).cast::<pg_sys::Aggref>();
     (*whole).aggsplit = pg_sys::AggSplit::AGGSPLIT_SIMPLE;
-    (*whole).aggfnoid = function;
-    ((*whole).aggtype, (*whole).aggtranstype) = (kind, kind);
-    whole
-}
-
-/// The state of an average of small integers: `ARRAY[count(x), sum(x)]`, with 0 for the sum of nothing.
-unsafe fn count_and_sum(part: *const pg_sys::Aggref, sum: u32) -> *mut pg_sys::Node {
-    let int8 = pg_sys::INT8OID;
-    let count = simple(part, pg_sys::F_COUNT_ANY.into(), int8);
-    let sum = || simple(part, sum.into(), int8).cast::<pg_sys::Expr>();
-    let mut is_null = PgBox::<pg_sys::NullTest>::alloc_node(pg_sys::NodeTag::T_NullTest);
-    is_null.arg = sum();
-    is_null.nulltesttype = pg_sys::NullTestType::IS_NULL;
-    let mut when = PgBox::<pg_sys::CaseWhen>::alloc_node(pg_sys::NodeTag::T_CaseWhen);
-    when.expr = is_null.into_pg().cast();
-    when.result = pg_sys::makeConst(int8, -1, pg_sys::InvalidOid, 8, pg_sys::Datum::from(0_i64), false, true).cast();
-    let mut case = PgBox::<pg_sys::CaseExpr>::alloc_node(pg_sys::NodeTag::T_CaseExpr);
-    case.casetype = int8;
-    case.args = pg_sys::lappend(std::ptr::null_mut(), when.into_pg().cast());
-    case.defresult = sum();
-    let mut array = PgBox::<pg_sys::ArrayExpr>::alloc_node(pg_sys::NodeTag::T_ArrayExpr);
-    (array.array_typeid, array.element_typeid) = (pg_sys::INT8ARRAYOID, int8);
-    array.elements = pg_sys::lappend(pg_sys::lappend(std::ptr::null_mut(), count.cast()), case.into_pg().cast());
-    array.into_pg().cast()
-}
-
-/// Whether an aggregate makes its result of its state by a function.
-unsafe fn has_final_function(aggregate: pg_sys::Oid) -> bool {
-    let cache = pg_sys::SysCacheIdentifier::AGGFNOID as i32;
-    let tuple = pg_sys::SearchSysCache1(cache, aggregate.into());
-    if tuple.is_null() {
-        return true;
+    (*whole).aggtype = (*whole).aggtranstype;
+    if is_numeric_sum {
+        sums::name_built_in(whole);
     }
-    let mut is_null = false;
-    let function = pg_sys::SysCacheGetAttr(cache, tuple, AGGFINALFN, &mut is_null);
-    let has = is_null || pg_sys::Oid::from_datum(function, false) != Some(pg_sys::InvalidOid);
-    pg_sys::ReleaseSysCache(tuple);
-    has
+    Some(whole.cast())
 }
 
 /// Makes the columns of a scan that was planned on such a path the parts that the plan above it combines.

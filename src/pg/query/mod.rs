@@ -14,5 +14,6 @@ pub mod read;
 pub mod same_key;
 mod sublinks;
 pub mod substitute;
+pub mod sums;
 mod targets;
 pub mod tree;
