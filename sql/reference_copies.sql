@@ -119,8 +119,41 @@ COMMENT ON FUNCTION shardmap._note_reference_layout(regclass) IS 'enters in the 
 REVOKE ALL ON FUNCTION shardmap._note_reference_layout(regclass) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._note_reference_layout(regclass) TO shardmap_admin;
 
+CREATE FUNCTION shardmap._is_alter_table(sql text, schema_name text, table_name text) RETURNS boolean
+    LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'is_alter_table_wrapper';
+COMMENT ON FUNCTION shardmap._is_alter_table(text, text, text) IS 'whether a text is one statement that alters the table; nothing is looked up or run';
+REVOKE ALL ON FUNCTION shardmap._is_alter_table(text, text, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._is_alter_table(text, text, text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._check_change(relation regclass, change text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
+DECLARE
+    reason text := 'It would be another statement than ALTER TABLE, or more than one.';
+    example constant text := 'Give what follows the name in one ALTER TABLE, as in: ADD COLUMN note text.';
+BEGIN
+    IF change IS NULL THEN
+        RAISE EXCEPTION 'change must not be NULL' USING ERRCODE = 'null_value_not_allowed', HINT = example;
+    END IF;
+    BEGIN
+        IF (SELECT shardmap._is_alter_table(format('ALTER TABLE %s %s', shardmap._shard_table(c.oid), change), n.nspname, c.relname)
+              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation)
+        THEN
+            RETURN;
+        END IF;
+    EXCEPTION
+        WHEN syntax_error THEN reason := SQLERRM;
+    END;
+    RAISE EXCEPTION 'cannot alter reference table % in this way', relation
+        USING ERRCODE = 'syntax_error', DETAIL = reason, HINT = example;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_change(regclass, text) IS 'raises an error unless change is what may follow the table''s name in one ALTER TABLE';
+REVOKE ALL ON FUNCTION shardmap._check_change(regclass, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_change(regclass, text) TO shardmap_admin;
+
+-- Strings as the shards read them.
 CREATE FUNCTION shardmap.alter_reference(relation regclass, change text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
 DECLARE
     name text := shardmap._shard_table(relation);
     broken text;
@@ -131,6 +164,7 @@ BEGIN
         RAISE EXCEPTION 'table % is not a reference table', relation
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See shardmap.reference_tables.';
     END IF;
+    PERFORM shardmap._check_change(relation, change);
     PERFORM shardmap._lock_keyspace(t.keyspace) FROM shardmap.reference_table t WHERE t.relation = $1 ORDER BY t.keyspace;
     EXECUTE format('ALTER TABLE %s %s', name, change);
     FOR differing IN

@@ -137,6 +137,27 @@ def test_altered_with_its_copies(db, conn):
     assert equal(conn) == 4
 
 
+@pytest.mark.parametrize("change", [
+    "ADD COLUMN more int; DROP TABLE victim", "ADD COLUMN more int; ALTER TABLE kind ADD COLUMN less int", "; DROP TABLE victim",
+    "", "-- ", "nonsense", ".elsewhere ADD COLUMN more int", "ADD COLUMN more int) --"])
+def test_only_one_alter_table_is_run(db, conn, change):
+    """Not a second statement, nor one that alters another table."""
+    conn.execute("CREATE TABLE IF NOT EXISTS victim (a int)")
+    with pytest.raises(errors.SyntaxError, match="cannot alter reference table public.kind in this way") as refused:
+        conn.execute("SELECT shardmap.alter_reference('kind', %s)", (change,))
+    assert refused.value.diag.message_hint and refused.value.diag.message_detail
+    assert conn.execute("SELECT count(*) FROM victim").fetchone() == (0,)
+    assert equal(conn) == 4
+
+
+def test_a_change_may_end_like_a_statement(conn):
+    with conn.transaction(force_rollback=True):
+        conn.execute("SELECT shardmap.alter_reference('kind', 'ADD COLUMN more text DEFAULT ''; -- x''; -- more')")
+        assert conn.execute("SELECT DISTINCT more FROM kind").fetchall() == [("; -- x",)]
+    with pytest.raises(errors.NullValueNotAllowed, match="must not be NULL"):
+        conn.execute("SELECT shardmap.alter_reference('kind', NULL)")
+
+
 def test_drop_table(db, conn):
     conn.execute("""CREATE TABLE "Odd"."T able" ("I d" int PRIMARY KEY, "V" text); INSERT INTO "Odd"."T able" VALUES (1, 'x');
         SELECT shardmap.distribute_reference('"Odd"."T able"')""")

@@ -1,5 +1,6 @@
 //! SQL functions: a few lines each, over the core and the other modules. One file an area.
 
+pub mod alter;
 mod call;
 pub mod export;
 pub mod key_column;
