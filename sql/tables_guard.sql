@@ -105,6 +105,31 @@ END
 $$;
 COMMENT ON FUNCTION shardmap._refuse_broken(oid[], text) IS 'raises an error if one of the tables is a logical table that is not what the catalog says it is';
 
+-- `touched`: the servers that a command has dropped, or the one that it has renamed, by the names that they have now.
+CREATE FUNCTION shardmap._refuse_lost_servers(touched text[], command text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    lost record;
+BEGIN
+    FOR lost IN
+        SELECT x.name, x.kind FROM (
+            SELECT s.name, 'shard' FROM shardmap.shard s UNION ALL SELECT r.name, 'replica' FROM shardmap.replica r) x (name, kind)
+         WHERE NOT EXISTS (SELECT FROM pg_foreign_server f WHERE f.srvname = x.name)
+           AND (command = 'ALTER SERVER' OR x.name = ANY (touched))
+         ORDER BY 2, 1
+    LOOP
+        CONTINUE WHEN command = 'ALTER SERVER' AND EXISTS (
+            SELECT FROM shardmap.shard s WHERE s.name = ANY (touched) UNION ALL SELECT FROM shardmap.replica r WHERE r.name = ANY (touched));
+        RAISE EXCEPTION '% would lose % "%"', command, lost.kind, lost.name
+            USING ERRCODE = 'dependent_objects_still_exist', DETAIL = format('The foreign server says where the %s is.', lost.kind),
+                HINT = CASE lost.kind
+                    WHEN 'replica' THEN 'Use shardmap.drop_replica(), and shardmap.add_replica() for another name.'
+                    ELSE 'Use shardmap.drop_shard(), and shardmap.add_shard() for another name.' END;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION shardmap._refuse_lost_servers(text[], text) IS 'raises an error if the foreign server of a shard or replica is gone, or has another name';
+
 -- The stack is read in English whatever the session's language, for which the owner's rights are needed.
 CREATE FUNCTION shardmap._guard_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lc_messages = 'C' AS $$
@@ -129,10 +154,15 @@ BEGIN
             UNION SELECT i.indrelid FROM pg_event_trigger_ddl_commands() c JOIN pg_index i ON i.indexrelid = c.objid) x (relation)
          WHERE EXISTS (SELECT FROM shardmap.logical_table t WHERE t.relation = x.relation);
     END IF;
+    PERFORM shardmap._refuse_broken(touched, TG_TAG);
+    IF TG_TAG = 'ALTER SERVER' THEN
+        PERFORM shardmap._refuse_lost_servers(ARRAY(
+            SELECT f.srvname::text FROM pg_event_trigger_ddl_commands() c JOIN pg_foreign_server f ON f.oid = c.objid
+             WHERE c.classid = 'pg_foreign_server'::regclass), TG_TAG);
+    END IF;
     IF touched IS NULL THEN
         RETURN;
     END IF;
-    PERFORM shardmap._refuse_broken(touched, TG_TAG);
     FOR added IN
         SELECT t.relation, l.line FROM shardmap.logical_table t, unnest(shardmap._constraints(t.relation)) l (line)
          WHERE t.relation = ANY (touched) AND l.line <> ALL (coalesce(t.enforced, '{}'))
@@ -162,9 +192,11 @@ BEGIN
         RETURN;
     END IF;
     PERFORM shardmap._refuse_broken(ARRAY(SELECT t.relation FROM shardmap.logical_table t), TG_TAG);
+    PERFORM shardmap._refuse_lost_servers(ARRAY(
+        SELECT d.object_name FROM pg_event_trigger_dropped_objects() d WHERE d.object_type = 'server'), TG_TAG);
 END
 $$;
-COMMENT ON FUNCTION shardmap._guard_drop() IS 'refuses the drop of a shard''s server or partition of a logical table';
+COMMENT ON FUNCTION shardmap._guard_drop() IS 'refuses the drop of a shard''s or replica''s server, or of a partition of a logical table';
 REVOKE ALL ON FUNCTION shardmap._guard_drop() FROM PUBLIC;
 
 CREATE EVENT TRIGGER shardmap_describe_anew ON ddl_command_start
@@ -180,4 +212,4 @@ CREATE EVENT TRIGGER shardmap_guard_ddl ON ddl_command_end
 COMMENT ON EVENT TRIGGER shardmap_guard_ddl IS 'refuses what would make a logical table differ from what the shards hold';
 
 CREATE EVENT TRIGGER shardmap_guard_drop ON sql_drop EXECUTE FUNCTION shardmap._guard_drop();
-COMMENT ON EVENT TRIGGER shardmap_guard_drop IS 'refuses the drop of a shard''s server or partition of a logical table';
+COMMENT ON EVENT TRIGGER shardmap_guard_drop IS 'refuses the drop of a shard''s or replica''s server, or of a partition of a logical table';

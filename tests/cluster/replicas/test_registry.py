@@ -47,6 +47,19 @@ def refused(conn, sql, error):
     return raised.value.diag
 
 
+@pytest.mark.parametrize("name, kind", [("shard-0-replica-0", "replica"), ("shard-0", "shard")])
+@pytest.mark.parametrize("command", ['DROP SERVER "{}" CASCADE', 'ALTER SERVER "{}" RENAME TO other'])
+def test_their_servers_cannot_be_lost(conn, command, name, kind):
+    """Nor those of shards, though there are no tables."""
+    before = registered(conn)
+    diag = refused(conn, command.format(name), errors.DependentObjectsStillExist)
+    assert f'would lose {kind} "{name}"' in diag.message_primary and f"shardmap.drop_{kind}()" in diag.message_hint
+    assert registered(conn) == before
+    conn.execute("CREATE SERVER beside FOREIGN DATA WRAPPER shardmap_fdw")
+    conn.execute("ALTER SERVER beside RENAME TO elsewhere; DROP SERVER elsewhere")
+    conn.execute("ALTER SERVER \"shard-0\" OPTIONS (ADD application_name 'x'); ALTER SERVER \"shard-0\" OPTIONS (DROP application_name)")
+
+
 def test_only_replicas_of_the_shard_are_taken(cluster, conn):
     add = f"SELECT shardmap.add_replica('shard-0', '%s', port => %d, host => '127.0.0.1')"
     diag = refused(conn, add % ("new", cluster.shard_server(0).port), errors.WrongObjectType)
