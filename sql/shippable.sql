@@ -71,24 +71,37 @@ REVOKE ALL ON FUNCTION shardmap.mark_shippable(regprocedure, regtype, regoperato
 GRANT EXECUTE ON FUNCTION shardmap.mark_shippable(regprocedure, regtype, regoperator),
     shardmap.unmark_shippable(regprocedure, regtype, regoperator) TO shardmap_admin;
 
-CREATE FUNCTION shardmap._follow_drop_of_marked() RETURNS event_trigger
+-- What is renamed has not the name any more that the shards know; the next one of that name is another object.
+CREATE FUNCTION shardmap._forget_lost_marks() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF EXISTS (SELECT FROM pg_event_trigger_dropped_objects() o
-                WHERE o.classid IN ('pg_proc'::regclass, 'pg_type'::regclass, 'pg_operator'::regclass)) THEN
-        DELETE FROM shardmap.shippable_mark m
-         WHERE CASE WHEN EXISTS (SELECT FROM string_to_table(nullif(m.argument_types, ''), E'\n') a WHERE to_regtype(a) IS NULL) THEN NULL
-                   WHEN m.kind = 'function' THEN to_regprocedure(m.name)::oid
-                   WHEN m.kind = 'type' THEN to_regtype(m.name)::oid
-                   ELSE to_regoperator(m.name)::oid END IS NULL;
+    IF TG_EVENT = 'sql_drop' THEN
+        IF NOT EXISTS (SELECT FROM pg_event_trigger_dropped_objects() o
+                        WHERE o.classid IN ('pg_proc'::regclass, 'pg_type'::regclass, 'pg_operator'::regclass)) THEN
+            RETURN;
+        END IF;
+    END IF;
+    DELETE FROM shardmap.shippable_mark m
+     WHERE CASE WHEN EXISTS (SELECT FROM string_to_table(nullif(m.argument_types, ''), E'\n') a WHERE to_regtype(a) IS NULL) THEN NULL
+               WHEN m.kind = 'function' THEN to_regprocedure(m.name)::oid
+               WHEN m.kind = 'type' THEN to_regtype(m.name)::oid
+               ELSE to_regoperator(m.name)::oid END IS NULL;
+    IF FOUND THEN
+        PERFORM shardmap.invalidate_caches();
     END IF;
 END
 $$;
-COMMENT ON FUNCTION shardmap._follow_drop_of_marked() IS 'event trigger: forgets marks of what is dropped';
-REVOKE ALL ON FUNCTION shardmap._follow_drop_of_marked() FROM PUBLIC;
+COMMENT ON FUNCTION shardmap._forget_lost_marks() IS 'event trigger: forgets marks of what is dropped or has another name now';
+REVOKE ALL ON FUNCTION shardmap._forget_lost_marks() FROM PUBLIC;
 
-CREATE EVENT TRIGGER shardmap_follow_drop_of_marked ON sql_drop EXECUTE FUNCTION shardmap._follow_drop_of_marked();
+CREATE EVENT TRIGGER shardmap_follow_drop_of_marked ON sql_drop EXECUTE FUNCTION shardmap._forget_lost_marks();
 COMMENT ON EVENT TRIGGER shardmap_follow_drop_of_marked IS 'forgets what shardmap.mark_shippable() marked when it is dropped';
+
+CREATE EVENT TRIGGER shardmap_follow_rename_of_marked ON ddl_command_end
+    WHEN TAG IN ('ALTER FUNCTION', 'ALTER AGGREGATE', 'ALTER PROCEDURE', 'ALTER ROUTINE', 'ALTER TYPE', 'ALTER DOMAIN',
+        'ALTER OPERATOR', 'ALTER SCHEMA', 'ALTER EXTENSION')
+    EXECUTE FUNCTION shardmap._forget_lost_marks();
+COMMENT ON EVENT TRIGGER shardmap_follow_rename_of_marked IS 'forgets what shardmap.mark_shippable() marked when it gets another name';
 
 CREATE VIEW shardmap.shippable AS
     SELECT m.kind, m.name, k.name AS keyspace FROM shardmap.shippable_mark m CROSS JOIN shardmap.keyspace k

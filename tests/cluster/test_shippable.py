@@ -215,6 +215,57 @@ def test_a_mark_ends_with_what_it_names(conn):
     conn.execute("SELECT shardmap.unmark_shippable('side_s(int)')")
 
 
+RENAMED = {
+    "function": ("ALTER FUNCTION moved.f(int) RENAME TO g", "'moved.f(int)'"),
+    "function's schema": ("ALTER FUNCTION moved.f(int) SET SCHEMA public", "'moved.f(int)'"),
+    "aggregate": ("ALTER AGGREGATE moved.a(text) RENAME TO b", "'moved.a(text)'"),
+    "argument's type": ("ALTER TYPE moved.kind RENAME TO sort", "'moved.h(moved.kind)'"),
+    "type": ("ALTER TYPE moved.kind RENAME TO sort", "type => 'moved.kind'"),
+    "domain": ("ALTER DOMAIN moved.code RENAME TO word", "type => 'moved.code'"),
+    "operator": ("ALTER OPERATOR moved.=== (int, int) SET SCHEMA \"Odd\"", "operator => 'moved.===(int, int)'"),
+    "schema": ("ALTER SCHEMA moved RENAME TO elsewhere", "'moved.f(int)'"),
+}
+MOVED = """
+CREATE SCHEMA moved; CREATE SCHEMA "Odd"; CREATE TYPE moved.kind AS ENUM ('a'); CREATE DOMAIN moved.code AS text;
+CREATE FUNCTION moved.f(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION moved.h(moved.kind) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION moved.twice(int, int) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+CREATE OPERATOR moved.=== (FUNCTION = moved.twice, LEFTARG = int, RIGHTARG = int);
+CREATE AGGREGATE moved.a(text) (SFUNC = textcat, STYPE = text, INITCOND = '');
+"""
+
+
+@pytest.mark.parametrize("change, mark", RENAMED.values(), ids=RENAMED)
+def test_a_mark_is_lost_with_the_name(conn, change, mark):
+    """And with nothing else: other marks and other changes leave it."""
+    with conn.transaction(force_rollback=True):
+        conn.execute(MOVED)
+        conn.execute(f"SELECT shardmap.mark_shippable('side_s(int)'), shardmap.mark_shippable({mark})")
+        conn.execute("ALTER FUNCTION moved.f(int) STABLE; ALTER TYPE moved.kind ADD VALUE 'b'")
+        assert conn.execute("SELECT count(*) FROM shardmap.shippable").fetchone() == (2,)
+        conn.execute(change)
+        assert conn.execute("SELECT name FROM shardmap.shippable").fetchall() == [("public.side_s(integer)",)]
+
+
+def test_all_sessions_forget_a_lost_mark_at_once(db, conn):
+    """Neither the old function under its new name nor a new one under the old name goes to the shards."""
+    sql = "SELECT side_s(id) FROM t WHERE k = 7 AND id = 1"
+    with db.connect() as other:
+        for session in (conn, other):
+            session.execute("DEALLOCATE ALL; SET plan_cache_mode = force_generic_plan; PREPARE q (int) AS " + sql.replace("k = 7", "k = $1"))
+        conn.execute("SELECT shardmap.mark_shippable('side_s(int)')")
+        assert [session.execute(query).fetchone() for session in (conn, other) for query in (sql, "EXECUTE q (7)")] == [("there",)] * 4
+        conn.execute("ALTER FUNCTION side_s(int) RENAME TO side_r")
+        try:
+            renamed = sql.replace("side_s", "side_r")
+            assert [session.execute(renamed).fetchone() for session in (conn, other)] == [("here",)] * 2
+            conn.execute("CREATE FUNCTION side_s(i int) RETURNS text LANGUAGE plpgsql STABLE AS $$ BEGIN RETURN 'new'; END $$")
+            assert [session.execute(sql).fetchone() for session in (conn, other)] == [("new",)] * 2
+        finally:
+            conn.execute("DROP FUNCTION IF EXISTS side_s(int)")
+            conn.execute("ALTER FUNCTION side_r(int) RENAME TO side_s")
+
+
 def test_a_mark_of_nothing_does_no_harm(conn):
     """As a restore in parts may leave it."""
     conn.execute("BEGIN; INSERT INTO shardmap.shippable_mark VALUES ('function', 'gone.f(gone.x)', 'gone.x'), ('type', 'gone.x', ''),"
