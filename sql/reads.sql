@@ -48,6 +48,7 @@ CREATE FUNCTION shardmap.choose_replica(
 LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT c.server, c.role, make_interval(secs => c.lag), c.reason, make_interval(secs => c.waited), c.considered
       FROM shardmap._choose_replica(shard, extract(epoch FROM max_lag)::double precision, token) c
+     WHERE shard IS NOT NULL
 $$;
 COMMENT ON FUNCTION shardmap.choose_replica(text, interval, text) IS
     'the server that would answer a read of the shard now, why it, and what was found about each candidate; waits for a replica as a read would';

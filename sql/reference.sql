@@ -212,7 +212,7 @@ BEGIN
     IF NOT pg_has_role((SELECT c.relowner FROM pg_class c WHERE c.oid = relation), 'USAGE') THEN
         RAISE EXCEPTION 'must be owner of table %', relation USING ERRCODE = 'insufficient_privilege';
     ELSIF NOT EXISTS (SELECT FROM shardmap.reference_table t WHERE t.relation = $1 AND t.keyspace = coalesce($2, t.keyspace)) THEN
-        RAISE EXCEPTION 'table % is not a reference table%', relation, format(' of keyspace "%s"', keyspace)
+        RAISE EXCEPTION 'table % is not a reference table%', relation, coalesce(' of keyspace "' || keyspace || '"', '')
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See shardmap.reference_tables.';
     END IF;
     PERFORM shardmap._check_unused(relation, relation::text);

@@ -35,7 +35,13 @@ DECLARE
     class pg_class;
     kind text;
 BEGIN
-    SELECT c.* INTO STRICT class FROM pg_class c WHERE c.oid = relation;
+    IF relation IS NULL THEN
+        RAISE EXCEPTION 'relation must not be NULL' USING ERRCODE = 'null_value_not_allowed', HINT = 'Name a table.';
+    END IF;
+    SELECT c.* INTO class FROM pg_class c WHERE c.oid = relation;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'table % does not exist', relation USING ERRCODE = 'undefined_table';
+    END IF;
     IF EXISTS (SELECT FROM shardmap.logical_table t WHERE t.relation = $1) THEN
         RAISE EXCEPTION 'table % is already distributed', relation
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See shardmap.tables.';
