@@ -260,6 +260,14 @@ def test_a_shards_refusal(db, conn):
     assert copies(db, "SELECT id FROM city WHERE id IN (10, 11) ORDER BY 1") == [(10,), (11,)]
     with pytest.raises(errors.ForeignKeyViolation):
         conn.execute("INSERT INTO visit VALUES (3, 77777)")
+    for sql in ("TRUNCATE city", "TRUNCATE city CASCADE", "TRUNCATE city, visit"):
+        with pytest.raises(errors.FeatureNotSupported, match="referenced in a foreign key") as refused:
+            conn.execute(sql)
+        assert "DELETE" in refused.value.diag.message_hint and "TRUNCATE" not in refused.value.diag.message_hint
+        assert refused.value.diag.message_detail == 'Table "visit" references "city".' and "shard" in refused.value.diag.context
+    with conn.transaction(force_rollback=True):
+        conn.execute("DELETE FROM visit; DELETE FROM city")
+        assert conn.execute("SELECT (SELECT count(*) FROM city), (SELECT count(*) FROM visit)").fetchone() == (0, 0)
     conn.execute("UPDATE city SET name = 'referred' WHERE id = 11")
     conn.execute("INSERT INTO city VALUES (77777, 'new'); INSERT INTO visit VALUES (3, 77777)")
     with pytest.raises(errors.ForeignKeyViolation):

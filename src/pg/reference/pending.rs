@@ -22,7 +22,7 @@ use crate::pg::catalog::{self, Catalog, ReferenceTable};
 use crate::pg::fdw::shard::{connect, statement};
 use crate::pg::fdw::users;
 use crate::pg::remote::carried::Needs;
-use crate::pg::remote::failure::{guard, Failure, Result};
+use crate::pg::remote::failure::{guard, Failure, Result, SqlState};
 use crate::pg::remote::occupant::Occupant;
 use crate::pg::remote::portal::{Portal, Request};
 use crate::pg::remote::wire::encode::{Params, Values};
@@ -181,9 +181,17 @@ pub unsafe fn truncate(table: &ReferenceTable, relation: pg_sys::Relation) -> Re
     for (_, server) in &table.servers {
         let user = user(*server);
         users::admit(*server, user, true);
-        connect(*server, user)?.query(&sql)?;
+        connect(*server, user)?.query(&sql).map_err(not_emptied)?;
     }
     Ok(())
+}
+
+/// A shard's refusal, whose own hint would not help: only the shards know which tables refer to the copies.
+fn not_emptied(failure: Failure) -> Failure {
+    match failure.code == SqlState::from(PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED) {
+        true => failure.hint("Use DELETE, for the rows of distributed tables that refer to it first."),
+        false => failure,
+    }
 }
 
 impl Pending {
