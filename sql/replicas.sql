@@ -73,8 +73,34 @@ END
 $$;
 COMMENT ON FUNCTION shardmap._system_identifier(text) IS 'system identifier of a shard''s or replica''s server; NULL: not to be seen';
 
+-- A copy's database has the number that the original has; every start of a server is a moment of its own.
+CREATE FUNCTION shardmap._replica_place(server text) RETURNS text[]
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT r FROM shardmap.remote_rows(server,
+        'SELECT d.oid, d.datname, pg_catalog.extract(''epoch'', pg_catalog.pg_postmaster_start_time()),
+            CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                ELSE pg_catalog.pg_current_wal_insert_lsn() END
+           FROM pg_catalog.pg_database d WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()', false) r
+$$;
+COMMENT ON FUNCTION shardmap._replica_place(text) IS
+    'where a server''s foreign server leads: number and name of the database, when the server was started, and its place in the log';
+
+CREATE FUNCTION shardmap._server_start(server text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (shardmap._replica_place(server))[3];
+EXCEPTION
+    WHEN OTHERS THEN RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION shardmap._server_start(text) IS 'when a server was started; NULL: it does not say';
+
 CREATE FUNCTION shardmap._check_replica(shard text, name text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    own text[];
+    of_primary text[];
+    twin text;
 BEGIN
     IF (SELECT r[1] FROM shardmap.remote_rows(name, 'SELECT pg_catalog.pg_is_in_recovery()', false) r) <> 't' THEN
         RAISE EXCEPTION 'server of replica "%" is not a replica', name
@@ -85,6 +111,26 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', DETAIL = 'Its system identifier is another one.',
                 HINT = 'Name a streaming replica of the shard''s server.';
     END IF;
+    -- The primary last: it is at least as far as its replica was.
+    own := shardmap._replica_place(name);
+    of_primary := shardmap._replica_place(shard);
+    IF (own[1], own[2]) IS DISTINCT FROM (of_primary[1], of_primary[2]) THEN
+        RAISE EXCEPTION 'replica "%" does not show the database of shard "%"', name, shard
+            USING ERRCODE = 'invalid_parameter_value',
+                DETAIL = format('It is database "%s" (OID %s), the shard''s "%s" (OID %s).', own[2], own[1], of_primary[2], of_primary[1]),
+                HINT = 'Leave dbname out: it is the shard''s then.';
+    ELSIF own[4]::pg_lsn > of_primary[4]::pg_lsn THEN
+        RAISE EXCEPTION 'server of replica "%" is not a copy of shard "%"', name, shard
+            USING ERRCODE = 'invalid_parameter_value',
+                DETAIL = format('It has replayed up to %s, the shard has written up to %s only.', own[4], of_primary[4]),
+                HINT = 'Name a streaming replica of the shard''s server.';
+    END IF;
+    FOR twin IN SELECT r.name FROM shardmap.replica r WHERE r.shard = $1 AND r.name <> $2 ORDER BY r.name LOOP
+        IF shardmap._server_start(twin) = own[3] THEN
+            RAISE EXCEPTION 'server of replica "%" is already replica "%"', name, twin
+                USING ERRCODE = 'duplicate_object', HINT = 'shardmap.set_replica() changes a replica''s weight and zone.';
+        END IF;
+    END LOOP;
 END
 $$;
 COMMENT ON FUNCTION shardmap._check_replica(text, text) IS 'raises an error unless the server behind a foreign server is a replica of the shard''s';
@@ -160,6 +206,10 @@ COMMENT ON FUNCTION shardmap.set_replica(text, double precision, text) IS 'chang
 CREATE FUNCTION shardmap.drain_replica(name text, drain boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF drain IS NULL THEN
+        RAISE EXCEPTION 'whether to drain replica "%" must not be NULL', name
+            USING ERRCODE = 'null_value_not_allowed', HINT = 'true takes it out of rotation, false brings it back.';
+    END IF;
     IF shardmap._update_replica(name, NULL, NULL, drain) IS NOT TRUE THEN
         PERFORM shardmap._no_replica(name);
     END IF;
@@ -183,7 +233,7 @@ DECLARE
     function text;
 BEGIN
     FOREACH function IN ARRAY ARRAY['_check_replica_weight(text, double precision)', '_check_new_replica(text, text, double precision)',
-        '_replica_options(text)', '_system_identifier(text)', '_check_replica(text, text)',
+        '_replica_options(text)', '_system_identifier(text)', '_check_replica(text, text)', '_replica_place(text)', '_server_start(text)',
         '_register_replica(text, text, double precision, text)', '_update_replica(text, double precision, text, boolean)',
         '_delete_replica(text)', '_no_replica(text)',
         'add_replica(text, text, text, integer, text, text, double precision, text)', 'set_replica(text, double precision, text)',

@@ -137,6 +137,8 @@ codes! {
         OtherSystem = 3, "copy of another server: other system identifier";
         /// A copy that has parted from the primary.
         OtherTimeline = 4, "on another timeline than the primary";
+        /// It shows another database of the same copy.
+        OtherDatabase = 5, "another database than the shard's";
     }
 }
 

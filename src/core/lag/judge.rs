@@ -108,6 +108,18 @@ pub fn replica(asked: &Asked, history: Option<&History>, fresh: Duration) -> Obs
     observation
 }
 
+/// A replica as judged, unless it shows another database than its primary. `None`: not known.
+#[must_use]
+pub fn of_database(judged: Observation, own: Option<u32>, primary: Option<u32>) -> Observation {
+    match judged.standing {
+        Standing::Invalid(_) => judged,
+        _ if own.zip(primary).is_some_and(|(own, primary)| own != primary) => {
+            Observation { standing: Standing::Invalid(Invalid::OtherDatabase), behind: None, ..judged }
+        }
+        _ => judged,
+    }
+}
+
 fn standing(answer: &Answer, history: Option<&History>, now: Moment, fresh: Duration) -> Standing {
     if !answer.in_recovery {
         return Standing::Invalid(Invalid::NotReplica);

@@ -93,7 +93,8 @@ impl Group {
         let primary_seen = history.is_some_and(|history| now().since(history.last_seen()) <= FRESH);
         for follower in &mut self.replicas {
             if let Some(asked) = follower.watched.heard(patience) {
-                let observation = judge::replica(&asked, history, FRESH);
+                let judged = judge::replica(&asked, history, FRESH);
+                let observation = judge::of_database(judged, follower.watched.database, self.primary.database);
                 let sample = Sample::of(&observation, primary_seen);
                 let over = follower.tracker.record(asked.came, sample, interval);
                 found.minutes.extend(over.map(|minute| (follower.watched.server.name.clone(), minute)));

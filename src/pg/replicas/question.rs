@@ -31,7 +31,8 @@ macro_rules! question {
              w.pid, w.status, w.received_tli, ",
             $system, ", ", $timelines, ", ", $conninfo, ", ", $history,
             ", CASE WHEN NOT r.r THEN pg_catalog.pg_last_wal_replay_lsn() END, \
-             pg_catalog.extract('epoch', pg_catalog.pg_postmaster_start_time())",
+             pg_catalog.extract('epoch', pg_catalog.pg_postmaster_start_time()), \
+             (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())",
             " FROM (SELECT pg_catalog.pg_is_in_recovery() AS r OFFSET 0) r LEFT JOIN pg_catalog.pg_stat_wal_receiver w ON true",
             $from, "\0"
         )
@@ -95,6 +96,8 @@ pub struct Said {
     pub recovery_ended: Option<Lsn>,
     /// When it was started, which tells servers apart.
     pub started: Option<String>,
+    /// The number of the database, which is the same in all copies of it.
+    pub database: Option<u32>,
     /// The forks that led to a primary's timeline, as far as the user may see them.
     pub forks: Vec<Fork>,
 }
@@ -129,6 +132,7 @@ pub fn read(row: &Row) -> Option<Said> {
         answer,
         recovery_ended: value(row, 12).and_then(Lsn::parse),
         started: value(row, 13).map(str::to_owned),
+        database: number(14),
         forks: answer.timeline.zip(value(row, 11)).map_or_else(Vec::new, |(to, text)| of_history_file(text, to)),
     })
 }

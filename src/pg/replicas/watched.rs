@@ -46,6 +46,8 @@ pub struct Watched {
     pub told: Vec<Fork>,
     /// When it was started.
     pub started: Option<String>,
+    /// The number of its database.
+    pub database: Option<u32>,
     /// When it was last connected to anew on purpose, and the pause before the next time.
     redialed: Option<(Instant, Duration)>,
 }
@@ -65,6 +67,7 @@ impl Watched {
             made: None,
             told: Vec::new(),
             started: None,
+            database: None,
             redialed: None,
         }
     }
@@ -117,7 +120,7 @@ impl Watched {
     }
 
     fn note_forks(&mut self, said: Said) {
-        let Said { answer, recovery_ended, started, forks } = said;
+        let Said { answer, recovery_ended, started, database, forks } = said;
         let known = answer.system.zip(answer.timeline);
         let session = self.line.session();
         if let Some((system, timeline)) = known.filter(|_| !answer.in_recovery) {
@@ -129,7 +132,7 @@ impl Watched {
             self.recovering =
                 session.zip(known).map(|(session, (system, timeline))| (session, Recovering { system, timeline }));
         }
-        (self.told, self.started) = (forks, started);
+        (self.told, self.started, self.database) = (forks, started, database);
     }
 
     /// Connects anew with the next question, since another server may be the one that is wanted, unless it has just done so.

@@ -4,6 +4,7 @@ import psycopg
 import pytest
 from cluster import Cluster
 from psycopg import errors
+from replicas_place import eventually
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,9 @@ def test_only_replicas_of_the_shard_are_taken(cluster, conn):
         other.primary.remove()
         other.remove()
     assert diag.message_primary == 'server of replica "new" is not a copy of shard "shard-0"'
+    diag = refused(conn, add % ("new', dbname => 'postgres", cluster.replica_server(0).port), errors.InvalidParameterValue)
+    assert diag.message_primary == 'replica "new" does not show the database of shard "shard-0"'
+    assert diag.message_detail.startswith('It is database "postgres" (OID ')
     refused(conn, add % ("new", 1), errors.SqlclientUnableToEstablishSqlconnection)
     refused(conn, add % ("shard-0-replica-0", 1), errors.DuplicateObject)
     refused(conn, add % ("shard-1", 1), errors.DuplicateObject)
@@ -79,15 +83,20 @@ def test_only_replicas_of_the_shard_are_taken(cluster, conn):
 
 
 def test_change_and_drop(cluster, conn):
-    conn.execute(f"SELECT shardmap.add_replica('shard-0', 'second', '127.0.0.1', {cluster.replica_server(0).port}, weight => 0.5, zone => 'a')")
+    port = cluster.replica_server(0).port
+    diag = refused(conn, f"SELECT shardmap.add_replica('shard-0', 'second', '127.0.0.1', {port})", errors.DuplicateObject)
+    assert diag.message_primary == 'server of replica "second" is already replica "shard-0-replica-0"'
+    conn.execute("SELECT shardmap.drop_replica('shard-0-replica-0')")
+    conn.execute(f"SELECT shardmap.add_replica('shard-0', 'second', '127.0.0.1', {port}, weight => 0.5, zone => 'a')")
     conn.execute("SELECT shardmap.set_replica('second', weight => 2)")
     conn.execute("SELECT shardmap.drain_replica('second')")
     assert ("shard-0", "second", 2, "a", True) in registered(conn)
     conn.execute("SELECT shardmap.set_replica('second', zone => 'b'), shardmap.drain_replica('second', false)")
     assert ("shard-0", "second", 2, "b", False) in registered(conn)
     diag = refused(conn, "SELECT shardmap.drop_shard('shard-0', abandon => true)", errors.DependentObjectsStillExist)
-    assert diag.message_detail == "Replicas: second, shard-0-replica-0."
+    assert diag.message_detail == "Replicas: second."
     conn.execute("SELECT shardmap.drop_replica('second')")
+    conn.execute(f"SELECT shardmap.add_replica('shard-0', 'shard-0-replica-0', '127.0.0.1', {port})")
     assert len(registered(conn)) == 2
     assert conn.execute("SELECT FROM pg_foreign_server WHERE srvname = 'second'").fetchone() is None
     for call in ("drop_replica('second')", "set_replica('second', 1)", "drain_replica('second')"):
@@ -122,3 +131,22 @@ def test_mappings_of_the_shard_serve_its_replicas(cluster, conn):
 
 def test_nothing_is_resolved_on_a_replica(conn):
     assert conn.execute("SELECT shard FROM shardmap.resolve_transactions() WHERE error IS NOT NULL").fetchall() == []
+
+
+def test_another_shards_database_on_the_same_server_is_refused():
+    with Cluster(shards=2, replicas=1, layout="databases") as cluster, psycopg.connect(cluster.dsn(), autocommit=True) as conn:
+        name, port = conn.execute("SELECT r.name, o.option_value FROM shardmap.replica r JOIN pg_foreign_server f ON f.srvname = r.name, "
+                                  "pg_options_to_table(f.srvoptions) o WHERE r.shard = 'shard-1' AND o.option_name = 'port'").fetchone()
+        add = f"SELECT shardmap.add_replica('shard-1', 'wrong', '127.0.0.1', {port}, dbname => 'shard_0')"
+        diag = refused(conn, add, errors.InvalidParameterValue)
+        assert diag.message_primary == 'replica "wrong" does not show the database of shard "shard-1"'
+        # Whoever leads a registered one there is told by the sampler.
+        conn.execute(f"ALTER SERVER \"{name}\" OPTIONS (SET dbname 'shard_0')" if has_dbname(conn, name) else
+                     f"ALTER SERVER \"{name}\" OPTIONS (ADD dbname 'shard_0')")
+        state = lambda: conn.execute("SELECT state, reason FROM shardmap.replica_lag WHERE replica = %s", [name]).fetchone()
+        eventually(state, lambda row: row == ("invalid", "another database than the shard's"))
+
+
+def has_dbname(conn, server):
+    return conn.execute("SELECT FROM pg_foreign_server f, pg_options_to_table(f.srvoptions) o "
+                        "WHERE f.srvname = %s AND o.option_name = 'dbname'", [server]).fetchone() is not None
