@@ -13,11 +13,13 @@ use pgrx::{Array, FromDatum, PgLogLevel, PgSqlErrorCode};
 
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
+use crate::pg::reads::session;
 use crate::pg::remote::resolve::look_around;
 use crate::pg::remote::transaction::note_administration;
 use crate::pg::remote::{
     connections, copy_rows, copy_rows_to_each, guard, run_everywhere, Connection, Failure, Result,
 };
+use crate::pg::replicas::registry;
 
 /// The arguments of a strict function, none of which is NULL, and the place for its rows.
 #[derive(Clone, Copy)]
@@ -167,6 +169,10 @@ sql_function! {
     |call| {
         note_administration();
         let connection = Connection::open(&call.name(0), user(), call.flag(2))?;
+        // What is not transactional commits at once.
+        if !call.flag(2) && registry::shard_of(&call.name(0)).is_none() {
+            session::note_write(connection.link().target.id);
+        }
         Ok(text(connection.query(&call.text(1))?.tag.as_bytes()))
     }
 }

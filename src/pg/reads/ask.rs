@@ -13,8 +13,9 @@ use shardmap_core::reads::choice::Heard;
 use shardmap_core::reads::position::{holds, Fork, Holds, Lsn, Position, Timeline};
 use shardmap_core::reads::token::System;
 
+use super::servers;
 use crate::pg::remote::wait::{pause, Patience};
-use crate::pg::remote::{Connection, Failure, Result};
+use crate::pg::remote::{answer::Answer, Connection, Failure, Result};
 
 /// Whether it is in recovery; up to where it has replayed, or else written; the timeline, which is known late on a replica,
 /// and never too early; the system identifier.
@@ -32,7 +33,17 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 
 /// Connects to a server of a shard. A replica's transactions only read.
+///
+/// # Errors
+/// 42704: the replica was dropped since the session has used it. Those of connecting.
 pub fn open(server: Oid, user: Oid, is_replica: bool) -> Result<Connection> {
+    if is_replica && !servers::exists(server) {
+        return Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+            "the replica that the transaction has read from was dropped",
+        )
+        .hint("Repeat the transaction."));
+    }
     let connection = Connection::open_server(server, user)?;
     connection.link().remote.reads_only.set(is_replica);
     Ok(connection)
@@ -55,8 +66,13 @@ pub fn position(connection: &Connection) -> Result<Heard> {
     hear(connection, Instant::now())
 }
 
+/// The answer to a question that was sent alone.
+pub fn answer(connection: &Connection) -> Result<Answer> {
+    connection.link().finish(&mut Patience::Until(Instant::now() + ANSWER_LIMIT))
+}
+
 fn hear(connection: &Connection, since: Instant) -> Result<Heard> {
-    let answer = connection.link().finish(&mut Patience::Until(Instant::now() + ANSWER_LIMIT))?;
+    let answer = answer(connection)?;
     let text = |column: usize| {
         let value = answer.rows.first().and_then(|row| row.get(column)).and_then(Option::as_deref);
         value.map(|value| String::from_utf8_lossy(value).into_owned()).unwrap_or_default()

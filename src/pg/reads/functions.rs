@@ -11,7 +11,7 @@ use shardmap_core::reads::token::{Mark, ReadToken};
 
 use super::route::{self, Demand, Which};
 use super::settings::{self, no_token, Consistency, CONSISTENCY};
-use super::{ask, servers, session};
+use super::{ask, doubt, servers, session};
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::remote::Result;
@@ -36,6 +36,7 @@ fn text(token: &ReadToken) -> Option<String> {
 
 /// What the session has written, or written and seen, its positions asked for where they are not known.
 fn of_session(which: &[Which]) -> Result<ReadToken> {
+    doubt::check(user())?;
     let mut shards = session::shards();
     // SAFETY: a system cache look-up: a shard may have been dropped since.
     shards.retain(|shard| !unsafe { pg_sys::GetForeignServerExtended(*shard, pg_sys::FSV_MISSING_OK as _) }.is_null());
@@ -85,7 +86,9 @@ fn merge_tokens(tokens: pgrx::Array<'_, &[u8]>) -> Option<String> {
 /// Where the primaries of these shards are now.
 #[pg_extern(sql = false)]
 fn current_token(shards: pgrx::Array<'_, &[u8]>) -> Option<String> {
-    let shards: Vec<Oid> = shards.iter().flatten().map(shard).collect();
+    let mut shards: Vec<Oid> = shards.iter().flatten().map(shard).collect();
+    shards.sort_unstable_by_key(|shard| shard.to_u32());
+    shards.dedup();
     let servers: Vec<_> = shards.iter().map(|shard| (*shard, false)).collect();
     let mut token = ReadToken::new(settings::cluster());
     for (shard, answer) in shards.into_iter().zip(ask::positions(&servers, user())) {
@@ -113,7 +116,7 @@ fn shard(shard: &[u8]) -> Oid {
 /// about each candidate.
 #[pg_extern(sql = false)]
 fn choose_replica(
-    shard_name: &[u8],
+    shard_name: Option<&[u8]>,
     max_lag: Option<f64>,
     token: Option<&[u8]>,
 ) -> TableIterator<
@@ -127,12 +130,18 @@ fn choose_replica(
         name!(considered, Vec<String>),
     ),
 > {
+    let Some(shard_name) = shard_name else { return TableIterator::empty() };
     let shard = shard(shard_name);
     let mut demand = or_raise(Demand::of_settings());
     if demand.preference == Preference::Primary {
         demand.preference = Preference::PreferReplica;
     }
     if let Some(seconds) = max_lag {
+        if seconds < 0.0 {
+            Refusal::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, "max_lag must not be negative")
+                .hint("NULL takes that of shardmap.max_lag.")
+                .raise()
+        }
         demand.max_lag = Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO));
     }
     if let Some(given) = token.filter(|token| !token.is_empty()) {

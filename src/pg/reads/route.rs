@@ -15,8 +15,8 @@ use shardmap_core::reads::token::{Mark, ReadToken, ShardPrint};
 
 use super::session::{self, Note, Track, PRIMARY};
 use super::settings::{self, Consistency, CONSISTENCY, READ_PREFERENCE, STICKY_READS};
-use super::{ask, fence, servers};
-use crate::pg::query::tree::items;
+use super::{ask, fence, servers, snapshot};
+use crate::pg::query::tree::{items, tag};
 use crate::pg::remote::transaction::give_up;
 use crate::pg::remote::{any_wrote, Connection, Failure, Result};
 
@@ -85,7 +85,12 @@ pub fn obstacle() -> Option<&'static str> {
             let reads = [pg_sys::CmdType::CMD_SELECT, pg_sys::CmdType::CMD_UTILITY];
             !reads.contains(&(*planned).commandType) || (*planned).hasModifyingCTE
         };
-        if !portal.is_null() && items::<pg_sys::PlannedStmt>((*portal).stmts).any(writes) {
+        let makes_table = |planned: *mut pg_sys::PlannedStmt| {
+            let makers = [pg_sys::NodeTag::T_CreateTableAsStmt, pg_sys::NodeTag::T_RefreshMatViewStmt];
+            makers.contains(&tag((*planned).utilityStmt))
+        };
+        let statements = || items::<pg_sys::PlannedStmt>((*portal).stmts);
+        if !portal.is_null() && (statements().any(writes) || statements().any(makes_table)) {
             return Some("the statement writes");
         }
     }
@@ -95,11 +100,15 @@ pub fn obstacle() -> Option<&'static str> {
 /// Picks the server for a read of `shard` as `user`, and connects. Asks servers where it must.
 ///
 /// # Errors
-/// 22023: the token is none. 55000: only replicas are wanted and none will do; or the primary is a former one. Those of
+/// 22023: the token is none. 25001: it came after the snapshot. 55000: only replicas are wanted and none will do; or the primary is a former one. Those of
 /// connecting to the primary.
 pub fn pick(shard: Oid, user: Oid, demand: &Demand) -> Result<Chosen> {
     let mut lost = Vec::new();
+    let is_first = session::pinned(shard).is_none();
     let mut chosen = pick_leaving(shard, user, demand, &mut lost)?;
+    if is_first && is_repeatable() {
+        snapshot::note(shard, chosen.server, demand);
+    }
     chosen.lost.append(&mut lost);
     Ok(chosen)
 }
@@ -108,10 +117,11 @@ pub fn pick(shard: Oid, user: Oid, demand: &Demand) -> Result<Chosen> {
 fn pick_leaving(shard: Oid, user: Oid, demand: &Demand, lost: &mut Vec<Oid>) -> Result<Chosen> {
     let pinned = session::pinned(shard);
     if let Some(server) = pinned.filter(|server| *server == shard || is_repeatable()) {
+        snapshot::check(shard, demand)?;
         return Chosen::new(shard, server, user, SAME);
     }
     let past = session::past(shard);
-    if demand.session && past.wrote_at.is_some_and(|wrote| wrote.elapsed() < settings::primary_after_write()) {
+    if past.wrote_at.is_some_and(|wrote| wrote.elapsed() < settings::primary_after_write()) {
         return Chosen::new(shard, shard, user, "the session has just written there");
     }
     let mut is_resolved = false;

@@ -94,6 +94,13 @@ pub fn name(server: Oid) -> String {
     unsafe { server_name(server) }.unwrap_or_default()
 }
 
+/// Whether there is a foreign server of that number. Inside a transaction.
+pub fn exists(server: Oid) -> bool {
+    let cache = pg_sys::SysCacheIdentifier::FOREIGNSERVEROID as i32;
+    // SAFETY: a system cache look-up.
+    unsafe { pg_sys::SearchSysCacheExists(cache, server.into(), 0.into(), 0.into(), 0.into()) }
+}
+
 /// How old an observation may be.
 pub fn heard_within() -> Duration {
     observations_hold(crate::pg::replicas::settings::interval())

@@ -110,11 +110,14 @@ pub fn decode(text: &CStr) -> Result<ReadToken, Refusal> {
     ReadToken::decode(&text.to_string_lossy(), cluster()).map_err(no_token)
 }
 
+const TOKEN_HINT: &str =
+    "Pass on, unchanged, what shardmap.write_token() or shardmap.session_token() gave in this database.";
+
 /// What a user who gave a wrong token is told.
 pub fn no_token(error: TokenError) -> Refusal {
     Refusal::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, "invalid read token")
         .detail(error.to_string())
-        .hint("Pass on, unchanged, what shardmap.write_token() or shardmap.session_token() gave in this database.")
+        .hint(TOKEN_HINT)
 }
 
 /// # Safety
@@ -137,6 +140,8 @@ unsafe extern "C-unwind" fn check_token(
     let Err(error) = read else { return true };
     let detail = CString::new(error.to_string()).unwrap_or_default();
     pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(detail.as_ptr());
+    let hint = CString::new(TOKEN_HINT).unwrap_or_default();
+    pg_sys::GUC_check_errhint_string = pg_sys::pstrdup(hint.as_ptr());
     false
 }
 

@@ -14,7 +14,7 @@
 
 mod admit;
 mod ahead;
-mod answer;
+pub mod answer;
 pub mod carried;
 mod cleanup;
 mod commit;

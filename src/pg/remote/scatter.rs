@@ -20,6 +20,8 @@ use super::json::push_row;
 use super::libpq::{Answer, AnswerKind, Conn, TransactionStatus};
 use super::target::{Session, Target};
 use super::wait::{wait_any, Interest};
+use crate::pg::reads::session::note_write;
+use crate::pg::replicas::registry;
 use crate::pg::settings;
 
 /// Rows returned of each shard.
@@ -34,6 +36,8 @@ pub struct Outcome {
 /// Runs `sql` on each of `shards` as `user`, with the caller's search_path and TimeZone. The outcomes are in the order
 /// of `shards`.
 pub fn run_everywhere(shards: &[String], user: pg_sys::Oid, sql: &CStr) -> Vec<Outcome> {
+    let replicas = registry::all();
+    let is_replica = |name: &str| replicas.iter().any(|replica| replica.name == name);
     let session = Session::plain(setting(c"search_path"), setting(c"TimeZone"));
     let mut waiting: VecDeque<usize> = (0..shards.len()).collect();
     let mut results: Vec<Option<Result<_>>> = shards.iter().map(|_| None).collect();
@@ -42,8 +46,13 @@ pub fn run_everywhere(shards: &[String], user: pg_sys::Oid, sql: &CStr) -> Vec<O
         while running.0.len() < settings::fanout_width() {
             let Some(at) = waiting.pop_front() else { break };
             let alone = running.0.is_empty();
-            let dialing =
-                Target::resolve(&shards[at], user).and_then(|target| admit::start(&Rc::new(target), &session, alone));
+            let dialing = Target::resolve(&shards[at], user).and_then(|target| {
+                // Whether it writes, nobody knows.
+                if !is_replica(&shards[at]) {
+                    note_write(target.id);
+                }
+                admit::start(&Rc::new(target), &session, alone)
+            });
             match dialing {
                 Ok(Some(dial)) => running.0.push(Talk { at, shard: &shards[at], state: State::Dialing(dial) }),
                 // There is no place: those at work come first.

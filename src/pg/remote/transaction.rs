@@ -23,7 +23,7 @@ use super::wait::forget_cancel;
 use super::wire::decode::Status;
 use super::{cleanup, commit, two_phase};
 use crate::pg::alone::ends_transaction;
-use crate::pg::reads::session;
+use crate::pg::reads::{session, snapshot};
 use crate::pg::{reference, savepoint};
 
 /// How long the abort of a transaction waits for the shards to say that they have rolled back. They do so in any case.
@@ -246,6 +246,7 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
             ADMINISTERS.set(false);
             SHARES_SNAPSHOTS.set(false);
             session::forget_pins();
+            snapshot::forget();
         }
         match event {
             pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT if TAKING_PART.get() => commit()?,

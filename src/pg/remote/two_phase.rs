@@ -22,6 +22,7 @@ use super::link::Link;
 use super::transaction::leave;
 use super::wait::{forget_cancel, interrupted, Patience};
 use super::{crash, record};
+use crate::pg::reads::doubt;
 use crate::pg::{encoding, resolver};
 
 /// How long the committed transaction waits for the shards to commit their parts.
@@ -233,6 +234,7 @@ pub fn commit_prepared() {
             crash::at("after_commit", number);
         } else {
             unconfirmed.push(part.link.target.server.as_str());
+            doubt::note(part.link.target.id, &part.id.to_string());
         }
     }
     // A cancel comes too late.

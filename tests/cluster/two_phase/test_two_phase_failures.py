@@ -155,6 +155,21 @@ def test_connection_lost(ledger, ids, action, direction, verb, is_committed):
             assert warnings == ['transaction is committed, but not yet seen to be on shard "shard-1"']
 
 
+def test_no_token_misses_a_commit_that_is_in_doubt(ledger, ids):
+    with before_shard(ledger, 1) as proxy, ledger.connect() as conn:
+        # Nor does the resolver get through.
+        proxy.on("cut", TO_SERVER, text=b"COMMIT PREPARED", times=10_000)
+        assert attempt(conn, ids, "doubt") is None
+        for function in ("write_token", "session_token"):
+            with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as raised:
+                conn.execute(f"SELECT shardmap.{function}()")
+            assert raised.value.diag.message_primary == 'a transaction of this session is not yet committed on shard "shard-1"'
+            assert "shardmap.in_doubt" in raised.value.diag.message_hint
+        proxy.clear()
+        ledger.settle()
+        assert conn.execute("SELECT shardmap.write_token()").fetchone()[0] is not None
+
+
 @pytest.mark.parametrize("verb, is_committed", [(b"PREPARE TRANSACTION", False), (b"COMMIT PREPARED", True)])
 def test_cancel_of_a_stalled_commit(ledger, ids, verb, is_committed):
     before = ledger.balances(*ids)
