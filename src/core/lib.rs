@@ -28,6 +28,7 @@ pub mod pins;
 pub mod range;
 pub mod reads;
 pub mod replica;
+pub mod reshard;
 pub mod ring;
 pub mod route;
 pub mod statistics;
