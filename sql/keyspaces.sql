@@ -96,6 +96,8 @@ BEGIN
                 HINT = 'Use shardmap.undistribute_table, shardmap.undistribute_reference and shardmap.drop_shard first.';
     END IF;
     PERFORM shardmap._drop_key_classes(name);
+    DELETE FROM shardmap.move_table t USING shardmap.move m WHERE m.id = t.move AND m.keyspace = $1;
+    DELETE FROM shardmap.move m WHERE m.keyspace = $1;
     DELETE FROM shardmap.key_range r WHERE r.keyspace = $1;
     DELETE FROM shardmap.pin p WHERE p.keyspace = $1;
     DELETE FROM shardmap.keyspace k WHERE k.name = $1;

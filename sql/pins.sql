@@ -64,7 +64,7 @@ BEGIN
             RAISE EXCEPTION 'key "%" has rows on shard "%"', canonical, shard
                 USING ERRCODE = 'object_not_in_prerequisite_state',
                     DETAIL = format('They are in %s; the owner would be %s.', tables, coalesce('shard "' || owner || '"', 'none')),
-                    HINT = 'This does not move rows. Delete them before, and insert them again after.';
+                    HINT = 'This does not move rows; shardmap.move_key does.';
         END IF;
     END LOOP;
 END
@@ -84,6 +84,7 @@ BEGIN
         RAISE EXCEPTION 'keyspace "%" has no shard "%"', keyspace, shard
             USING ERRCODE = 'undefined_object', HINT = 'See shardmap.shards.';
     END IF;
+    PERFORM shardmap._check_no_move(keyspace, canonical);
     PERFORM shardmap._lock_tables(keyspace);
     PERFORM shardmap._check_key_rows(keyspace, literal, canonical, shard);
     PERFORM shardmap._save_pin(keyspace, canonical, shard);
@@ -103,6 +104,7 @@ BEGIN
         RAISE EXCEPTION 'key "%" of keyspace "%" is not pinned', canonical, keyspace
             USING ERRCODE = 'undefined_object', HINT = 'See shardmap.pin; a key of another type than text must be given that type.';
     END IF;
+    PERFORM shardmap._check_no_move(keyspace, canonical);
     PERFORM shardmap._lock_tables(keyspace);
     PERFORM shardmap._save_pin(keyspace, canonical, NULL);
     BEGIN

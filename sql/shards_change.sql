@@ -190,6 +190,7 @@ BEGIN
             USING ERRCODE = 'dependent_objects_still_exist', DETAIL = (SELECT format('Replicas: %s.', string_agg(r.name, ', ' ORDER BY r.name)) FROM shardmap.replica r WHERE r.shard = $1),
                 HINT = 'Drop them first with shardmap.drop_replica.';
     END IF;
+    PERFORM shardmap._check_no_move(shard.keyspace);
     PERFORM shardmap._lock_tables(shard.keyspace);
     PERFORM shardmap._check_droppable(shard, abandon);
     FOR relation IN SELECT t.relation FROM shardmap.logical_table t WHERE t.keyspace = shard.keyspace AND NOT abandon LOOP

@@ -173,6 +173,7 @@ BEGIN
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', name);
     PERFORM shardmap._check_relation(relation); -- again, for what changed while we waited
     space := shardmap._lock_keyspace(keyspace);
+    PERFORM shardmap._check_no_move(keyspace);
     IF NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.keyspace = space.name) THEN
         RAISE EXCEPTION 'keyspace "%" has no shards', keyspace
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Add some with shardmap.add_shard.';

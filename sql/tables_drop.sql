@@ -9,6 +9,7 @@ CREATE FUNCTION shardmap._forget_dropped_tables() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM shardmap.logical_table t WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = t.relation);
+    DELETE FROM shardmap.move_table t WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = t.relation);
     DELETE FROM shardmap.reference_table t WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = t.relation);
 END
 $$;
@@ -26,6 +27,7 @@ BEGIN
                 UNION ALL SELECT r.relation, r.keyspace FROM shardmap.reference_table r) t
             ON t.relation = o.objid AND o.classid = 'pg_class'::regclass AND o.objsubid = 0
     LOOP
+        PERFORM shardmap._check_no_move(dropped.keyspace);
         IF TG_TAG = 'DROP TABLE' AND has_function_privilege('shardmap.remote_execute(text, text, boolean)', 'EXECUTE') THEN
             PERFORM shardmap._check_unused(dropped.objid, format('%I.%I', dropped.schema_name, dropped.object_name));
             FOR shard IN SELECT s.name FROM shardmap.shard s WHERE s.keyspace = dropped.keyspace ORDER BY s.number LOOP

@@ -103,6 +103,7 @@ BEGIN
     IF NOT pg_has_role((SELECT c.relowner FROM pg_class c WHERE c.oid = relation), 'USAGE') THEN
         RAISE EXCEPTION 'must be owner of table %', relation USING ERRCODE = 'insufficient_privilege';
     END IF;
+    PERFORM shardmap._check_no_move(logical.keyspace);
     PERFORM shardmap._check_unused(relation, relation::text);
     EXECUTE format('LOCK TABLE %I.%I IN ACCESS EXCLUSIVE MODE', schema, name);
     PERFORM shardmap._check_dependents(relation);

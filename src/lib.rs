@@ -51,6 +51,10 @@ extension_sql_file!("../sql/audit_look.sql", name = "audit_look", requires = ["a
 extension_sql_file!("../sql/audit_run.sql", name = "audit_run", requires = ["audit_look"]);
 extension_sql_file!("../sql/audit_correct.sql", name = "audit_correct", requires = ["audit_run"]);
 extension_sql_file!("../sql/audit_repair.sql", name = "audit_repair", requires = ["audit_correct"]);
+extension_sql_file!("../sql/moves.sql", name = "moves", requires = ["audit_repair"]);
+extension_sql_file!("../sql/moves_plan.sql", name = "moves_plan", requires = ["moves"]);
+extension_sql_file!("../sql/moves_rows.sql", name = "moves_rows", requires = ["moves_plan"]);
+extension_sql_file!("../sql/moves_steps.sql", name = "moves_steps", requires = ["moves_rows"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

@@ -14,6 +14,7 @@ pub mod fdw;
 mod flag;
 pub mod functions;
 pub mod keys;
+mod moves;
 mod planner;
 mod query;
 mod raw;

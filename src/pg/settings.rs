@@ -7,7 +7,7 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use shardmap_core::fingerprint::fingerprints;
 use shardmap_core::two_phase::Policy;
 
-use crate::pg::reads;
+use crate::pg::{moves, reads};
 
 /// What happens to a statement that has to ask every shard. Ordered: the later is the stricter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, PostgresGucEnum)]
@@ -235,6 +235,7 @@ pub fn init() {
     init_commit();
     init_connections();
     reads::settings::init();
+    moves::init();
     GucRegistry::define_bool_guc(
         c"shardmap.enable_routing",
         c"Plans a statement that names one shard's key directly on that shard.",

@@ -29,6 +29,7 @@ pub struct Tables {
     reference_table: pg_sys::Oid,
     key_class: pg_sys::Oid,
     shippable_mark: pg_sys::Oid,
+    hidden_rows: pg_sys::Oid,
 }
 
 impl Tables {
@@ -42,6 +43,7 @@ impl Tables {
             self.reference_table,
             self.key_class,
             self.shippable_mark,
+            self.hidden_rows,
         ]
     }
 }
@@ -67,6 +69,7 @@ pub fn locate() -> Option<Tables> {
         reference_table: find(schema, c"reference_table")?,
         key_class: find(schema, c"key_class")?,
         shippable_mark: find(schema, c"shippable_mark")?,
+        hidden_rows: find(schema, c"hidden_rows")?,
     };
     are_ours(&tables).then_some(tables)
 }
@@ -125,15 +128,19 @@ pub fn load(tables: &Tables) -> Catalog {
         }
     });
     let servers: HashMap<String, Rc<_>> = servers.into_iter().map(|(name, own)| (name, Rc::new(own))).collect();
+    let hidden = hidden_rows(tables.hidden_rows);
     let mut found = Vec::new();
     scan::rows(tables.logical_table, |row| found.extend(logical_table(row, &catalog.keyspaces)));
     for table in found {
         let partitions = partitions(table.relid, &table.keyspace);
         let servers = servers.get(&table.keyspace.name).cloned().unwrap_or_default();
-        let table = Rc::new(LogicalTable { partitions, servers, ..table });
+        let is_moving = hidden.keys().any(|(relid, _)| *relid == table.relid);
+        let table = Rc::new(LogicalTable { partitions, servers, is_moving, ..table });
         for (shard, relid) in &table.partitions {
             let key = attribute_number(*relid, &table.key_column);
-            catalog.partitions.insert(*relid, Partition { table: Rc::clone(&table), shard: *shard, key });
+            let hidden = hidden.get(&(table.relid, table.keyspace.shard_name(*shard)));
+            let hidden = hidden.map_or_else(Rc::default, |keys| keys.clone().into());
+            catalog.partitions.insert(*relid, Partition { table: Rc::clone(&table), shard: *shard, key, hidden });
         }
         catalog.tables.insert(table.relid, table);
     }
@@ -251,8 +258,20 @@ fn logical_table(row: &Row<'_>, keyspaces: &HashMap<String, Rc<Keyspace>>) -> Op
         fanout_policy: row.text("fanout_policy"),
         partitions: HashMap::new(),
         servers: Rc::default(),
+        is_moving: false,
         mirror: OnceCell::new(),
     })
+}
+
+/// The keys that a logical table's shard hides, by both.
+fn hidden_rows(relid: pg_sys::Oid) -> HashMap<(pg_sys::Oid, String), Vec<String>> {
+    let mut hidden: HashMap<_, Vec<String>> = HashMap::new();
+    scan::rows(relid, |row| {
+        if let (Some(relation), Some(shard), Some(key)) = (row.oid("relation"), row.text("shard"), row.text("key")) {
+            hidden.entry((relation, shard)).or_default().push(key);
+        }
+    });
+    hidden
 }
 
 /// Schema and name, quoted; `None` if the relation is gone.

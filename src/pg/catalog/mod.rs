@@ -69,6 +69,8 @@ pub struct LogicalTable {
     pub partitions: HashMap<ShardNumber, pg_sys::Oid>,
     /// The foreign server of each shard.
     pub servers: Rc<HashMap<ShardNumber, pg_sys::Oid>>,
+    /// Some of its rows are on two shards.
+    pub is_moving: bool,
     /// What [`LogicalTable::mirror`] has found.
     pub mirror: OnceCell<Mirror>,
 }
@@ -100,6 +102,8 @@ pub struct Partition {
     pub shard: ShardNumber,
     /// The key column in the foreign table itself.
     pub key: pg_sys::AttrNumber,
+    /// Keys whose rows are not the shard's, though it has some.
+    pub hidden: Rc<[String]>,
 }
 
 impl Catalog {
@@ -193,6 +197,10 @@ pub fn invalidate() {
     let logical = CACHED
         .with_borrow(|c| c.as_ref().map(|c| c.tables.keys().chain(c.references.keys()).copied().collect::<Vec<_>>()));
     let mut relids = load::distributed_tables(&tables);
+    // What is planned on a shard's foreign table itself depends on the rows that are hidden there.
+    // SAFETY: a system cache look-up.
+    let exists = |relid: &pg_sys::Oid| unsafe { pg_sys::get_rel_relkind(*relid) != 0 };
+    relids.extend(relids.clone().into_iter().filter(exists).flat_map(scan::children));
     relids.extend(logical.unwrap_or_default());
     relids.push(tables.keyspace);
     relids.sort_unstable_by_key(|oid| oid.to_u32());

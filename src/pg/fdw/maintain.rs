@@ -8,6 +8,7 @@ use std::hash::{BuildHasher, Hasher};
 use pgrx::pg_sys;
 
 use super::insert::{remote_column, remote_table};
+use super::owned::check_truncate;
 use super::shard::{connect, statement};
 use super::tuples::{types, Rows};
 use super::users;
@@ -29,6 +30,7 @@ pub unsafe extern "C-unwind" fn exec_foreign_truncate(
     guard(|| {
         let relations: Vec<pg_sys::Relation> = items::<pg_sys::RelationData>(relations).collect();
         let Some(first) = relations.first() else { return Ok(()) };
+        check_truncate(relations.iter().map(|relation| (**relation).rd_id));
         let server = (*pg_sys::GetForeignTable((**first).rd_id)).serverid;
         let user = pg_sys::GetUserId();
         users::admit(server, user, true);

@@ -17,6 +17,7 @@ pub mod modify;
 pub mod note;
 pub mod options;
 pub mod order;
+mod owned;
 mod partial;
 mod private;
 mod probe;

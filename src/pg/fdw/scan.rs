@@ -5,7 +5,7 @@ use pgrx::prelude::*;
 use shardmap_core::route::Step;
 
 use super::rows::reads_only;
-use super::{call_original, note, partial, security};
+use super::{call_original, note, owned, partial, security};
 use crate::pg::error::Refusal;
 use crate::pg::query::tree::{items, tag, walk_expression};
 use crate::pg::raw::explain_text;
@@ -33,6 +33,7 @@ pub unsafe extern "C-unwind" fn get_foreign_rel_size(
         .raise()
     }
     security::keep_leaky_conditions(baserel);
+    owned::hide_foreign_rows(root, baserel, relid);
     call_original!(GetForeignRelSize(root, baserel, relid));
 }
 

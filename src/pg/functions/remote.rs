@@ -13,11 +13,12 @@ use pgrx::{Array, FromDatum, PgLogLevel, PgSqlErrorCode};
 
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
+use crate::pg::moves::crash_here;
 use crate::pg::reads::session;
 use crate::pg::remote::resolve::look_around;
 use crate::pg::remote::transaction::note_administration;
 use crate::pg::remote::{
-    connections, copy_rows, copy_rows_to_each, guard, run_everywhere, Connection, Failure, Result,
+    connections, copy_rows, copy_rows_to_each, guard, pipe, run_everywhere, Connection, Failure, Result,
 };
 use crate::pg::replicas::registry;
 
@@ -246,6 +247,27 @@ sql_function! {
         }
         Ok(Datum::from(0))
     }
+}
+
+sql_function! {
+    /// `_pipe_rows(source, query, target, command, keys, transactional)`: the rows of a query on one shard to a COPY of
+    /// another; returns the numbers of rows and bytes, and the last row's first values.
+    pipe_rows_wrapper, pg_finfo_pipe_rows_wrapper,
+    |call| {
+        note_administration();
+        let source = Connection::open(&call.name(0), user(), true)?;
+        let target = Connection::open(&call.name(2), user(), call.flag(5))?;
+        let piped = pipe(&source, &call.text(1), &target, &call.text(3), call.datum(4).value())?;
+        let count = |count: u64| Some(count.to_string().into_bytes().into_boxed_slice());
+        let last = piped.last.into_iter().map(|value| value.map(Vec::into_boxed_slice));
+        Ok(text_array(&[count(piped.rows), count(piped.bytes)].into_iter().chain(last).collect::<Vec<_>>()))
+    }
+}
+
+sql_function! {
+    /// `_crash_here(name)`: a named point at which a test lets a move break.
+    crash_here_wrapper, pg_finfo_crash_here_wrapper,
+    |call| crash_here(&call.name(0)).map(|()| Datum::from(0))
 }
 
 sql_function! {

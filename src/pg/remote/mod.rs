@@ -8,7 +8,7 @@
 //! From the bottom up: [`libpq`] (the only one with C's view of it), `wait`, [`failure`] (errors as values, and
 //! [`guard`]), `target` (server and mapping as options), `dial` and `link` (one connection), `portal` and `stream` (what is
 //! on it: rows that come, rows that go), `transaction` (BEGIN to COMMIT), `commit`, `two_phase`, `resolve` (of several
-//! shards), `deadlock` (waits in a circle), `pool` (which connection), `copy` and `source` (a table's rows to their shards),
+//! shards), `deadlock` (waits in a circle), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `pipe` (from shard to shard),
 //! `scatter` (one statement on many shards, each in a session of its own), `line` (one question again and again), `json`. The
 //! SQL functions are in `functions::remote`.
 
@@ -19,7 +19,7 @@ pub mod carried;
 mod cleanup;
 mod commit;
 mod copy;
-mod crash;
+pub mod crash;
 pub mod deadlock;
 mod dial;
 pub mod failure;
@@ -29,6 +29,7 @@ pub mod libpq;
 pub mod line;
 mod link;
 pub mod occupant;
+mod pipe;
 mod pool;
 pub mod pooler;
 pub mod portal;
@@ -49,6 +50,7 @@ pub mod wire;
 pub use ahead::connect_ahead;
 pub use copy::{copy_rows, copy_rows_to_each};
 pub use failure::{guard, Failure, Result};
+pub use pipe::pipe;
 pub use pool::{any_wrote, generation, Connection};
 pub use scatter::run_everywhere;
 pub use slots::{figures as connections, AREA as CONNECTIONS};

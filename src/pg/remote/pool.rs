@@ -338,6 +338,14 @@ impl Connection {
         }
     }
 
+    /// As [`Connection::enter`], for a statement that writes nothing.
+    pub(super) fn enter_to_read(&self) -> Result<()> {
+        let wrote = self.link.in_transaction() && self.link.remote.wrote.get();
+        let outcome = self.enter();
+        self.link.remote.wrote.set(wrote);
+        outcome
+    }
+
     /// As [`Connection::query`], for statements that write nothing: at the transaction's end nobody waits for this shard.
     pub fn read(&self, sql: &CStr) -> Result<Answer> {
         let wrote = self.link.in_transaction() && self.link.remote.wrote.get();

@@ -102,3 +102,30 @@ fn escape(value: &[u8], out: &mut Vec<u8>) {
     }
     out.extend_from_slice(rest);
 }
+
+/// The values of a row in text, `None` for NULL.
+pub fn values(line: &[u8]) -> impl Iterator<Item = Option<Vec<u8>>> + '_ {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    line.split(|byte| *byte == b'\t').map(|value| (value != b"\\N").then(|| unescape(value)))
+}
+
+/// What [`escape`] was given, by us or by a server.
+fn unescape(value: &[u8]) -> Vec<u8> {
+    let (mut out, mut bytes) = (Vec::with_capacity(value.len()), value.iter());
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'\\' => match bytes.next() {
+                Some(b'b') => 0x08,
+                Some(b'f') => 0x0c,
+                Some(b'n') => b'\n',
+                Some(b'r') => b'\r',
+                Some(b't') => b'\t',
+                Some(b'v') => 0x0b,
+                Some(other) => *other,
+                None => b'\\',
+            },
+            byte => *byte,
+        });
+    }
+    out
+}

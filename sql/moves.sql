@@ -1,0 +1,247 @@
+-- Moves: what the catalog knows of them.
+--
+-- Decides what a move is, and which rows are hidden meanwhile. What always holds: rows of a key are shown by one shard
+-- only; no two moves of a key are under way; while one is, tables and shards of its keyspace stay as they are. All of it
+-- is readable by all. Changed by the functions of moves_plan.sql and moves_steps.sql only. Read moves_plan.sql next.
+
+CREATE SEQUENCE shardmap.move_id_seq;
+COMMENT ON SEQUENCE shardmap.move_id_seq IS 'numbers of moves';
+
+CREATE TABLE shardmap.move (
+    id bigint PRIMARY KEY DEFAULT pg_catalog.nextval('shardmap.move_id_seq'),
+    keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace,
+    key text COLLATE pg_catalog."C" NOT NULL,
+    literal text COLLATE pg_catalog."C" NOT NULL,
+    source text COLLATE pg_catalog."C" NOT NULL,
+    target text COLLATE pg_catalog."C" NOT NULL,
+    state text NOT NULL DEFAULT 'planned'
+        CONSTRAINT move_state_known CHECK (state IN ('planned', 'prechecked', 'copying', 'catching_up', 'verifying', 'fencing',
+            'flipped', 'cleaning', 'done', 'rolling_back', 'rolled_back')),
+    wish text
+        CONSTRAINT move_wish_known CHECK (wish IN ('pause', 'cancel')),
+    snapshot text,
+    verified boolean NOT NULL DEFAULT false,
+    resumed boolean NOT NULL DEFAULT false,
+    fires boolean NOT NULL DEFAULT false,
+    readers text[],
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    started_at timestamptz,
+    flipped_at timestamptz,
+    finished_at timestamptz,
+    rows_planned bigint NOT NULL DEFAULT 0,
+    bytes_planned bigint NOT NULL DEFAULT 0,
+    rows_copied bigint NOT NULL DEFAULT 0,
+    bytes_copied bigint NOT NULL DEFAULT 0,
+    rows_recopied bigint NOT NULL DEFAULT 0,
+    rows_deleted bigint NOT NULL DEFAULT 0,
+    changes bigint NOT NULL DEFAULT 0,
+    last_changes bigint,
+    fences integer NOT NULL DEFAULT 0,
+    pause interval,
+    map_version bigint,
+    last_error text
+);
+COMMENT ON TABLE shardmap.move IS 'rows that change their shard, under way and past; see the view shardmap.moves';
+COMMENT ON COLUMN shardmap.move.id IS 'number of the move';
+COMMENT ON COLUMN shardmap.move.keyspace IS 'keyspace of the rows';
+COMMENT ON COLUMN shardmap.move.key IS 'canonical text of the key whose rows move';
+COMMENT ON COLUMN shardmap.move.literal IS 'the key as the tables'' types read it';
+COMMENT ON COLUMN shardmap.move.source IS 'shard that the rows leave';
+COMMENT ON COLUMN shardmap.move.target IS 'shard that they go to';
+COMMENT ON COLUMN shardmap.move.state IS 'planned, prechecked, copying, catching_up, verifying, fencing, flipped, cleaning, done; or rolling_back, rolled_back';
+COMMENT ON COLUMN shardmap.move.wish IS 'what an administrator has asked for since: pause or cancel';
+COMMENT ON COLUMN shardmap.move.snapshot IS 'snapshot of the source up to which changes are applied on the target';
+COMMENT ON COLUMN shardmap.move.verified IS 'both sides were compared in full, and were equal';
+COMMENT ON COLUMN shardmap.move.resumed IS 'a run has taken it up: what was copied beyond the watermarks is to be dropped first';
+COMMENT ON COLUMN shardmap.move.fires IS 'the shards'' tables have triggers or foreign keys, past which the rows are written';
+COMMENT ON COLUMN shardmap.move.readers IS 'transactions that may still read by the map before';
+COMMENT ON COLUMN shardmap.move.created_at IS 'when it was planned';
+COMMENT ON COLUMN shardmap.move.started_at IS 'when it was first run';
+COMMENT ON COLUMN shardmap.move.flipped_at IS 'when the target became the owner';
+COMMENT ON COLUMN shardmap.move.finished_at IS 'when it came to its end';
+COMMENT ON COLUMN shardmap.move.rows_planned IS 'rows to move, counted when it was planned';
+COMMENT ON COLUMN shardmap.move.bytes_planned IS 'their size';
+COMMENT ON COLUMN shardmap.move.rows_copied IS 'rows copied, without changes';
+COMMENT ON COLUMN shardmap.move.bytes_copied IS 'bytes copied, as COPY counts them';
+COMMENT ON COLUMN shardmap.move.rows_recopied IS 'rows that had been copied before a crash and were dropped, to be copied again';
+COMMENT ON COLUMN shardmap.move.rows_deleted IS 'rows deleted on the shard that does not own them any more';
+COMMENT ON COLUMN shardmap.move.changes IS 'rows that had changed since and were copied anew';
+COMMENT ON COLUMN shardmap.move.last_changes IS 'of them in the last round';
+COMMENT ON COLUMN shardmap.move.fences IS 'how often writers were held off';
+COMMENT ON COLUMN shardmap.move.pause IS 'how long writers were held off at the flip, at most';
+COMMENT ON COLUMN shardmap.move.map_version IS 'version of the map that names the target';
+COMMENT ON COLUMN shardmap.move.last_error IS 'why the last attempt of a step failed';
+
+CREATE UNIQUE INDEX move_of_key ON shardmap.move (keyspace, key) WHERE state NOT IN ('done', 'rolled_back');
+
+CREATE TABLE shardmap.move_table (
+    move bigint NOT NULL REFERENCES shardmap.move,
+    position integer NOT NULL,
+    relation regclass NOT NULL,
+    key_columns text[] NOT NULL,
+    key_types text[] NOT NULL,
+    columns text[] NOT NULL,
+    watermark text[],
+    copied boolean NOT NULL DEFAULT false,
+    rows_copied bigint NOT NULL DEFAULT 0,
+    CONSTRAINT move_table_pkey PRIMARY KEY (move, position)
+);
+COMMENT ON TABLE shardmap.move_table IS 'the tables of a move, in the order in which they are copied';
+COMMENT ON COLUMN shardmap.move_table.move IS 'number of the move';
+COMMENT ON COLUMN shardmap.move_table.position IS 'place in the order, from 1';
+COMMENT ON COLUMN shardmap.move_table.relation IS 'the logical table';
+COMMENT ON COLUMN shardmap.move_table.key_columns IS 'columns of its primary key';
+COMMENT ON COLUMN shardmap.move_table.key_types IS 'their types';
+COMMENT ON COLUMN shardmap.move_table.columns IS 'columns that are copied: all but the computed ones, the primary key first';
+COMMENT ON COLUMN shardmap.move_table.watermark IS 'primary key of the last row that was copied';
+COMMENT ON COLUMN shardmap.move_table.copied IS 'all its rows were copied';
+COMMENT ON COLUMN shardmap.move_table.rows_copied IS 'rows copied so far';
+
+CREATE TABLE shardmap.hidden_rows (
+    move bigint NOT NULL REFERENCES shardmap.move,
+    relation regclass NOT NULL,
+    shard text COLLATE pg_catalog."C" NOT NULL,
+    key text COLLATE pg_catalog."C" NOT NULL,
+    CONSTRAINT hidden_rows_pkey PRIMARY KEY (move, relation, shard)
+);
+COMMENT ON TABLE shardmap.hidden_rows IS 'rows that a shard has and does not own: no statement sees them';
+COMMENT ON COLUMN shardmap.hidden_rows.move IS 'the move that they belong to';
+COMMENT ON COLUMN shardmap.hidden_rows.relation IS 'the logical table';
+COMMENT ON COLUMN shardmap.hidden_rows.shard IS 'the shard';
+COMMENT ON COLUMN shardmap.hidden_rows.key IS 'their key, as the table''s type reads it';
+
+GRANT SELECT ON shardmap.move, shardmap.move_table, shardmap.hidden_rows TO PUBLIC;
+
+SELECT pg_catalog.pg_extension_config_dump('shardmap.move_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('shardmap.move', '');
+SELECT pg_catalog.pg_extension_config_dump('shardmap.move_table', '');
+SELECT pg_catalog.pg_extension_config_dump('shardmap.hidden_rows', '');
+
+CREATE FUNCTION shardmap._next_move_state(state text, event text) RETURNS text
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'next_move_state_wrapper';
+COMMENT ON FUNCTION shardmap._next_move_state(text, text) IS 'state of a move after an event; an error if the event does not belong to the state';
+
+CREATE FUNCTION shardmap._crash_here(name text) RETURNS void
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'crash_here_wrapper';
+COMMENT ON FUNCTION shardmap._crash_here(text) IS 'a named point at which shardmap.crash_point lets a move break';
+
+CREATE FUNCTION shardmap._pipe_rows(source text, query text, target text, command text, keys integer, transactional boolean) RETURNS text[]
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'pipe_rows_wrapper';
+COMMENT ON FUNCTION shardmap._pipe_rows(text, text, text, text, integer, boolean) IS
+    'copies the rows of a query on one shard to another, by a COPY FROM STDIN there; returns the numbers of rows and bytes, and the first values of the last row; transactional as in remote_execute(), on the target';
+REVOKE ALL ON FUNCTION shardmap._pipe_rows(text, text, text, text, integer, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._pipe_rows(text, text, text, text, integer, boolean) TO shardmap_admin;
+
+-- Tables and shards stay as they are; keys can be pinned, but for those that move.
+CREATE FUNCTION shardmap._check_no_move(keyspace text, key text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    found_one shardmap.move;
+BEGIN
+    SELECT m.* INTO found_one FROM shardmap.move m
+     WHERE m.keyspace = $1 AND m.state NOT IN ('done', 'rolled_back') AND ($2 IS NULL OR m.key = $2) ORDER BY m.id LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'move % of keyspace "%" is under way', found_one.id, keyspace
+            USING ERRCODE = 'object_in_use', DETAIL = format('Key "%s" moves from shard "%s" to shard "%s", and is %s.',
+                    found_one.key, found_one.source, found_one.target, found_one.state),
+                HINT = format('Let it come to its end with CALL shardmap.run_move(%s), or give it up with shardmap.cancel_move(%1$s).', found_one.id);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_no_move(text, text) IS 'raises an error if rows of a keyspace, or of one key of it, are moved';
+
+CREATE VIEW shardmap.moves AS
+    SELECT m.id, m.keyspace, m.key, m.source, m.target, m.state, m.wish,
+        CASE WHEN m.rows_planned = 0 THEN CASE WHEN m.state IN ('planned', 'prechecked') THEN 0 ELSE 1 END
+            ELSE least(m.rows_copied::double precision / m.rows_planned, 1) END AS progress,
+        m.rows_planned, m.rows_copied, m.bytes_planned, m.bytes_copied, m.rows_recopied, m.rows_deleted,
+        m.rows_copied / nullif(EXTRACT(epoch FROM coalesce(m.flipped_at, m.finished_at, pg_catalog.clock_timestamp())
+            - m.started_at), 0)::double precision AS rows_per_second,
+        (SELECT t.relation FROM shardmap.move_table t WHERE t.move = m.id AND NOT t.copied ORDER BY t.position LIMIT 1) AS copying,
+        (SELECT t.watermark FROM shardmap.move_table t WHERE t.move = m.id AND NOT t.copied ORDER BY t.position LIMIT 1) AS watermark,
+        m.changes, m.last_changes, m.fences, m.pause, m.map_version, m.created_at, m.started_at, m.flipped_at, m.finished_at,
+        m.last_error
+      FROM shardmap.move m
+     ORDER BY m.id;
+COMMENT ON VIEW shardmap.moves IS 'moves under way and past';
+COMMENT ON COLUMN shardmap.moves.id IS 'number of the move';
+COMMENT ON COLUMN shardmap.moves.keyspace IS 'keyspace of the rows';
+COMMENT ON COLUMN shardmap.moves.key IS 'canonical text of the key whose rows move';
+COMMENT ON COLUMN shardmap.moves.source IS 'shard that the rows leave';
+COMMENT ON COLUMN shardmap.moves.target IS 'shard that they go to';
+COMMENT ON COLUMN shardmap.moves.state IS 'planned, prechecked, copying, catching_up, verifying, fencing, flipped, cleaning, done; or rolling_back, rolled_back';
+COMMENT ON COLUMN shardmap.moves.wish IS 'what an administrator has asked for since: pause or cancel';
+COMMENT ON COLUMN shardmap.moves.progress IS 'part of the planned rows that was copied, 0 to 1';
+COMMENT ON COLUMN shardmap.moves.rows_planned IS 'rows to move, counted when it was planned';
+COMMENT ON COLUMN shardmap.moves.rows_copied IS 'rows copied, without changes';
+COMMENT ON COLUMN shardmap.moves.bytes_planned IS 'size of the rows to move';
+COMMENT ON COLUMN shardmap.moves.bytes_copied IS 'bytes copied, as COPY counts them';
+COMMENT ON COLUMN shardmap.moves.rows_recopied IS 'rows that had been copied before a crash and were dropped, to be copied again';
+COMMENT ON COLUMN shardmap.moves.rows_deleted IS 'rows deleted on the shard that does not own them any more';
+COMMENT ON COLUMN shardmap.moves.rows_per_second IS 'rows copied by time since it was first run';
+COMMENT ON COLUMN shardmap.moves.copying IS 'table that is being copied';
+COMMENT ON COLUMN shardmap.moves.watermark IS 'primary key of the last row of it that was copied';
+COMMENT ON COLUMN shardmap.moves.changes IS 'rows that had changed since and were copied anew';
+COMMENT ON COLUMN shardmap.moves.last_changes IS 'of them in the last round: how far the target is behind';
+COMMENT ON COLUMN shardmap.moves.fences IS 'how often writers were held off';
+COMMENT ON COLUMN shardmap.moves.pause IS 'how long writers were held off at the flip, at most';
+COMMENT ON COLUMN shardmap.moves.map_version IS 'version of the map that names the target';
+COMMENT ON COLUMN shardmap.moves.created_at IS 'when it was planned';
+COMMENT ON COLUMN shardmap.moves.started_at IS 'when it was first run';
+COMMENT ON COLUMN shardmap.moves.flipped_at IS 'when the target became the owner';
+COMMENT ON COLUMN shardmap.moves.finished_at IS 'when it came to its end';
+COMMENT ON COLUMN shardmap.moves.last_error IS 'why the last attempt of a step failed';
+GRANT SELECT ON shardmap.moves TO PUBLIC;
+
+-- The one way to change a move: `changes` are its columns, `event` brings it to its next state.
+CREATE FUNCTION shardmap._update_move(id bigint, changes jsonb, event text DEFAULT NULL) RETURNS shardmap.move
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    old shardmap.move;
+    new shardmap.move;
+BEGIN
+    SELECT m.* INTO STRICT old FROM shardmap.move m WHERE m.id = $1 FOR UPDATE;
+    new := jsonb_populate_record(old, changes);
+    IF event IS NOT NULL THEN
+        new.state := shardmap._next_move_state(old.state, event);
+        RAISE NOTICE 'move % is %', id, replace(new.state, '_', ' ');
+    END IF;
+    UPDATE shardmap.move m SET state = new.state, wish = new.wish, snapshot = new.snapshot, verified = new.verified,
+            resumed = new.resumed, fires = new.fires, readers = new.readers, started_at = new.started_at, flipped_at = new.flipped_at,
+            finished_at = new.finished_at, rows_planned = new.rows_planned, bytes_planned = new.bytes_planned,
+            rows_copied = new.rows_copied, bytes_copied = new.bytes_copied, rows_recopied = new.rows_recopied,
+            rows_deleted = new.rows_deleted, changes = new.changes, last_changes = new.last_changes, fences = new.fences,
+            pause = new.pause, map_version = new.map_version, last_error = new.last_error
+     WHERE m.id = $1;
+    RETURN new;
+END
+$$;
+COMMENT ON FUNCTION shardmap._update_move(bigint, jsonb, text) IS 'changes a move in the catalog, and brings it to its next state; returns it as it is now';
+REVOKE ALL ON FUNCTION shardmap._update_move(bigint, jsonb, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._update_move(bigint, jsonb, text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._update_move_table(move bigint, "position" integer, watermark text[], copied boolean, rows bigint) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE shardmap.move_table t SET watermark = coalesce($3, t.watermark), copied = $4, rows_copied = t.rows_copied + $5
+     WHERE t.move = $1 AND t.position = $2
+$$;
+COMMENT ON FUNCTION shardmap._update_move_table(bigint, integer, text[], boolean, bigint) IS 'notes how far a table of a move was copied';
+REVOKE ALL ON FUNCTION shardmap._update_move_table(bigint, integer, text[], boolean, bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._update_move_table(bigint, integer, text[], boolean, bigint) TO shardmap_admin;
+
+-- Of one shard of a move: its rows are hidden, or shown again (shard NULL). Published: cached plans are made anew.
+CREATE FUNCTION shardmap._hide_rows(move bigint, shard text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    moved shardmap.move;
+BEGIN
+    SELECT m.* INTO STRICT moved FROM shardmap.move m WHERE m.id = $1;
+    DELETE FROM shardmap.hidden_rows h WHERE h.move = $1;
+    INSERT INTO shardmap.hidden_rows (move, relation, shard, key)
+    SELECT $1, t.relation, $2, moved.literal FROM shardmap.move_table t WHERE t.move = $1 AND $2 IS NOT NULL;
+    RETURN shardmap.publish_map(moved.keyspace);
+END
+$$;
+COMMENT ON FUNCTION shardmap._hide_rows(bigint, text) IS 'hides a move''s rows on one shard only, or on none, and publishes the map; returns its version';
+REVOKE ALL ON FUNCTION shardmap._hide_rows(bigint, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._hide_rows(bigint, text) TO shardmap_admin;

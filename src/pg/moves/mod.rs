@@ -1,0 +1,53 @@
+//! Moves: what their SQL needs of Rust. The steps are in `sql/moves_steps.sql`, the order of states in the core.
+//!
+//! Crash points of a move, in their order: `move_hidden`, `move_logging`, `move_batch:N` (before the N-th batch of this
+//! session is committed), `move_copied`, `move_caught_up`, `move_verified`, `move_fenced`, `move_flip` (before it is
+//! committed), `move_flipped`, `move_cleaning:N`, `move_done`, `move_rollback`.
+
+mod settings;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use pgrx::prelude::*;
+use shardmap_core::reshard::{Event, State};
+
+use super::error::Refusal;
+use super::remote::{crash, Result};
+
+pub use settings::init;
+
+thread_local! {
+    /// How often each crash point was met in this session.
+    static MET: RefCell<HashMap<String, usize>> = RefCell::default();
+}
+
+/// The state of a move after an event; an error if it does not belong to the state.
+#[pg_extern(sql = false)]
+fn next_move_state(state: &str, event: &str) -> &'static str {
+    let (Some(from), Some(event)) = (State::parse(state), Event::parse(event)) else {
+        Refusal::new(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("no such step: \"{event}\" of \"{state}\""),
+        )
+        .raise()
+    };
+    from.after(event).map_or_else(
+        |refused| {
+            Refusal::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, refused.to_string())
+                .hint("See shardmap.moves for its state.")
+                .raise()
+        },
+        State::as_str,
+    )
+}
+
+/// Breaks at the crash point `name`, if `shardmap.crash_point` says so.
+pub fn crash_here(name: &str) -> Result<()> {
+    let time = MET.with_borrow_mut(|met| {
+        let time = met.entry(name.to_owned()).or_insert(0);
+        *time += 1;
+        *time
+    });
+    crash::before_commit(name, time)
+}

@@ -1,0 +1,44 @@
+//! Settings of moves.
+
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+
+/// Milliseconds.
+static FENCE_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(500);
+/// Seconds.
+static CLEANUP_DELAY: GucSetting<i32> = GucSetting::<i32>::new(10);
+static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+
+/// Defines them. They are read by SQL.
+pub fn init() {
+    GucRegistry::define_int_guc(
+        c"shardmap.fence_timeout",
+        c"Limits how long a move may hold off the writers of a keyspace at its end.",
+        c"Until then it must have met no writer any more, applied the last changes and compared them; else it lets the \
+          writers go on and tries again later.",
+        &FENCE_TIMEOUT,
+        1,
+        600_000,
+        GucContext::Userset,
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.cleanup_delay",
+        c"Sets how long rows stay on a shard after they have moved away from it.",
+        c"They are hidden there. Rows that a statement still reads are kept longer.",
+        &CLEANUP_DELAY,
+        0,
+        2_592_000,
+        GucContext::Userset,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.move_batch_rows",
+        c"Sets how many rows a move copies, or deletes, in one transaction.",
+        c"After a crash at most so many rows are copied again.",
+        &BATCH_ROWS,
+        1,
+        10_000_000,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+}

@@ -1,0 +1,133 @@
+"""A tenant gets a shard of its own choosing: all its rows, and nothing else."""
+
+import psycopg
+import pytest
+from tenants import plan, run
+
+SUMS = "SELECT count(*), sum(hashtextextended(account::text, 0)) FROM account"
+ALL = "SELECT id, balance, note, twice FROM account WHERE tenant = %s ORDER BY id"
+
+
+def test_all_rows_of_a_key_move(tenants, conn):
+    tenant = tenants.fresh(0)
+    before, rows = conn.execute(SUMS).fetchall(), conn.execute(ALL, (tenant,)).fetchall()
+    number = plan(conn, tenant, 1)
+    run(conn, number)
+    assert tenants.stored(tenant) == {1: (40, 40)}
+    assert conn.execute("SELECT shard_for(%s)", (tenant,)).fetchone() == ("shard-1",)
+    assert conn.execute(SUMS).fetchall() == before and conn.execute(ALL, (tenant,)).fetchall() == rows
+    assert tenants.left_behind() == [] and conn.execute("SELECT count(*) FROM shardmap.hidden_rows").fetchone() == (0,)
+    move = tenants.move(conn, number)
+    assert (move["state"], move["rows_copied"], move["rows_recopied"], move["rows_deleted"]) == ("done", 80, 0, 80)
+    assert move["pause"] is not None and move["last_error"] is None
+
+
+def test_a_finished_move_is_run_again_for_nothing(tenants, conn):
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 2)
+    run(conn, number)
+    before = tenants.move(conn, number)
+    run(conn, number)
+    assert tenants.move(conn, number) == before
+    assert conn.execute("SELECT * FROM shardmap.move_key(%s, 'shard-2')", (tenant,)).fetchall() == []
+
+
+def test_a_dry_run_enters_nothing(tenants, conn):
+    tenant = tenants.fresh(0)
+    count = conn.execute("SELECT count(*) FROM shardmap.moves").fetchone()
+    rows = conn.execute("SELECT move, relation::text, source, target, rows, bytes > 0 FROM shardmap.move_key(%s, 'shard-1', dry_run => true)",
+                        (tenant,)).fetchall()
+    assert rows == [(None, table, "shard-0", "shard-1", 40, True) for table in ("account", "entry")]
+    assert conn.execute("SELECT count(*) FROM shardmap.moves").fetchone() == count
+
+
+def test_there_and_back(tenants, conn):
+    tenant = tenants.fresh(0)
+    for target in (1, 0):
+        run(conn, plan(conn, tenant, target))
+        assert tenants.stored(tenant) == {target: (40, 40)}
+
+
+def test_a_move_that_is_given_up_leaves_nothing(tenants, conn):
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 1)
+    with tenants.connect(shardmap__crash_point="move_caught_up=error") as runner, pytest.raises(psycopg.Error, match="crash point"):
+        run(runner, number)
+    assert tenants.stored(tenant) == {0: (40, 40), 1: (40, 40)}
+    assert "crash point" in tenants.move(conn, number)["last_error"]
+    assert conn.execute("SELECT count(*) FROM account WHERE tenant = %s", (tenant,)).fetchone() == (40,)
+    conn.execute("SELECT shardmap.cancel_move(%s)", (number,))
+    run(conn, number)
+    assert tenants.move(conn, number)["state"] == "rolled_back"
+    assert tenants.stored(tenant) == {0: (40, 40)} and tenants.left_behind() == []
+    run(conn, plan(conn, tenant, 1))
+    assert tenants.stored(tenant) == {1: (40, 40)}
+
+
+def test_a_flipped_move_cannot_be_given_up(tenants, conn):
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 1)
+    with tenants.connect(shardmap__crash_point="move_flipped=error") as runner, pytest.raises(psycopg.Error, match="crash point"):
+        run(runner, number)
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="flipped"):
+        conn.execute("SELECT shardmap.cancel_move(%s)", (number,))
+    run(conn, number)
+    assert tenants.stored(tenant) == {1: (40, 40)}
+
+
+def test_a_paused_move_waits(tenants, conn):
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 1)
+    assert conn.execute("SELECT shardmap.pause_move(%s)", (number,)).fetchone() == ("planned",)
+    run(conn, number)
+    assert tenants.move(conn, number)["state"] == "planned"
+    conn.execute("SELECT shardmap.resume_move(%s)", (number,))
+    run(conn, number)
+    assert tenants.move(conn, number)["state"] == "done"
+
+
+def test_what_would_leave_rows_behind_is_refused_meanwhile(tenants, conn):
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 1)
+    for sql in (f"SELECT shardmap.pin_key({tenant}, 'shard-2')", "SELECT shardmap.undistribute_table('entry')", "DROP TABLE entry",
+                "CREATE TABLE late (tenant int PRIMARY KEY); SELECT shardmap.distribute_table('late', 'tenant')",
+                f"SELECT * FROM shardmap.move_key({tenant}, 'shard-2')", "SELECT shardmap.drop_shard('shard-2')"):
+        with pytest.raises(psycopg.errors.ObjectInUse, match=f"move {number} of keyspace"):
+            conn.execute(sql)
+    conn.execute("SELECT shardmap.cancel_move(%s)", (number,))
+    run(conn, number)
+
+
+@pytest.mark.parametrize(("ddl", "undo", "message"), [
+    ("ALTER TABLE entry DROP CONSTRAINT entry_pkey", "ALTER TABLE entry ADD PRIMARY KEY (id, tenant)", "no primary key"),
+    ("ALTER TABLE entry ALTER account TYPE bigint", "ALTER TABLE entry ALTER account TYPE int", "differs on shards"),
+    ("INSERT INTO entry VALUES (0, {tenant}, 1)", "DELETE FROM entry WHERE id = 0", "has rows of key"),
+], ids=["no primary key", "another layout", "rows of the key"])
+def test_prechecks_come_before_the_first_byte(tenants, conn, ddl, undo, message):
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 1)
+    with psycopg.connect(tenants.cluster.shard_dsn(1), autocommit=True) as shard:
+        shard.execute(ddl.format(tenant=tenant))
+        try:
+            with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match=message):
+                run(conn, number)
+        finally:
+            shard.execute(undo)
+    assert tenants.move(conn, number)["state"] == "planned" and tenants.left_behind() == []
+    run(conn, number)
+    assert tenants.stored(tenant) == {1: (40, 40)}
+
+
+def test_a_row_changed_behind_our_back_stops_the_flip(tenants, conn):
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 1)
+    with tenants.connect(shardmap__crash_point="move_caught_up=error") as runner, pytest.raises(psycopg.Error, match="crash point"):
+        run(runner, number)
+    tenants.on_shard(1, "UPDATE account SET note = 'x' WHERE tenant = %s AND id = 7 RETURNING 1", tenant)
+    with pytest.raises(psycopg.errors.DataCorrupted, match="differ on shards") as error:
+        run(conn, number)
+    assert error.value.diag.message_detail.startswith("Found: changed at token") and "7" in error.value.diag.message_detail
+    assert conn.execute("SELECT shard_for(%s)", (tenant,)).fetchone() == ("shard-0",)
+    conn.execute("SELECT shardmap.cancel_move(%s)", (number,))
+    run(conn, number)
+    assert tenants.stored(tenant) == {0: (40, 40)}
