@@ -7,6 +7,10 @@ from asking import Database
 from cluster import Cluster
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "soak: long, and about the same whatever the version of Postgres; SOAK=no leaves it out")
+
+
 @pytest.fixture(scope="session")
 def shared_cluster():
     """Coordinator and shards, whose shards log every statement."""

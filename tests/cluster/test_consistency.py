@@ -36,6 +36,7 @@ def verdict(name, report):
     return report
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 300)
 def test_nobody_misses_his_writes_or_goes_back_in_time(cluster):
     report = verdict("sessions and tokens", run(cluster, SECONDS, GUARDED, SEED, failovers=True, log=say))
@@ -44,6 +45,7 @@ def test_nobody_misses_his_writes_or_goes_back_in_time(cluster):
     assert not report.violations, "\n".join(map(str, report.violations[:10]))
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 300)
 def test_through_a_pooler_in_transaction_mode(cluster):
     if not pgbouncer.fetch():

@@ -23,6 +23,7 @@ def cluster():
         yield cluster
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(MINUTES * 60 + 600)
 def test_differential(cluster):
     seed, rounds = what_to_run(MINUTES, SEED, ROUNDS)

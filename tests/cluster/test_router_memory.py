@@ -94,6 +94,7 @@ KINDS = [
 MANY_STATEMENTS = int(os.environ.get("LEAK_STATEMENTS", 10_000))
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300 + MANY_STATEMENTS // 20)
 def test_many_statements_leave_nothing(db):
     """LEAK_STATEMENTS says how many, 100,000 say; the first third brings caches to their size."""

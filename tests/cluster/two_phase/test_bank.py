@@ -12,6 +12,7 @@ import threading
 import time
 
 import psycopg
+import pytest
 from ledger import ACCOUNTS, ADD
 from server import ServerError, children
 
@@ -102,6 +103,7 @@ def kill_something(ledger, chance):
     return what
 
 
+@pytest.mark.soak
 def test_bank(ledger):
     seed = int(os.environ.get("BANK_SEED", time.time()))
     chance, kills = random.Random(seed), []
