@@ -20,7 +20,7 @@ use crate::pg::alone::stands_alone;
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
 use crate::pg::fdw::note::{self, Note};
-use crate::pg::fdw::{bulk, order, together, users};
+use crate::pg::fdw::{bulk, one_map, order, together, users};
 use crate::pg::remote::{guard, transaction};
 use crate::pg::savepoint;
 use crate::pg::settings::{allows_fanout, FanoutPolicy, FANOUT_POLICY};
@@ -283,6 +283,7 @@ unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _
     if event == pg_sys::XactEvent::XACT_EVENT_ABORT || event == pg_sys::XactEvent::XACT_EVENT_COMMIT {
         RUNNING.with_borrow_mut(Vec::clear);
         users::forget();
+        one_map::forget();
         order::forget();
     }
 }

@@ -15,6 +15,7 @@ pub mod lazy;
 mod maintain;
 pub mod modify;
 pub mod note;
+pub mod one_map;
 pub mod options;
 pub mod order;
 mod owned;

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+use super::one_map;
 use super::scan::server_name;
 use crate::pg::error::Refusal;
 use crate::pg::savepoint;
@@ -30,6 +31,7 @@ thread_local! {
 /// # Safety
 /// Inside a transaction.
 pub unsafe fn admit(server: pg_sys::Oid, user: pg_sys::Oid, writes: bool) {
+    one_map::admit(server);
     let writer = WRITERS.with_borrow(|writers| writers.get(&server).map(|writer| writer.user));
     match writer {
         Some(writer) if writer != user => refusal(server, writer, user).raise(),

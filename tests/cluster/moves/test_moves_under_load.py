@@ -200,6 +200,28 @@ def test_a_reader_from_before_sees_no_copies(tenants, conn, crew):
     assert tenants.stored(tenant) == {1: (40, 40)}
 
 
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("sql", ["SELECT count(*) FROM account WHERE tenant = %s", "SELECT count(*) FROM account WHERE %s IS NOT NULL",
+                                 "UPDATE account SET balance = balance + 1 WHERE tenant = %s",
+                                 "INSERT INTO account (tenant, id, balance) VALUES (%s, 77, 1)"])
+def test_a_snapshot_from_before_does_not_go_on(tenants, conn, isolation, sql):
+    """On the target it would lack the rows, or overwrite what it has not read."""
+    tenant = tenants.fresh(0)
+    number = plan_and_verify(tenants, conn, tenant)
+    with tenants.connect() as reader, tenants.connect(shardmap__crash_point="move_flipped=error") as runner:
+        reader.execute(f"BEGIN ISOLATION LEVEL {isolation}")
+        reader.execute("SELECT count(*) FROM account").fetchone()
+        with pytest.raises(psycopg.Error, match="crash point"):
+            run(runner, number)
+        with pytest.raises(psycopg.errors.SerializationFailure, match="change of the map"):
+            reader.execute(sql, (tenant,))
+        reader.execute("ROLLBACK")
+        reader.execute(f"BEGIN ISOLATION LEVEL {isolation}")
+        reader.execute(sql, (tenant,))
+        reader.execute("ROLLBACK")
+    run(conn, number)
+
+
 def test_truncate_is_refused_meanwhile(tenants, conn):
     tenant = tenants.fresh(0)
     number = plan(conn, tenant, 1)
