@@ -273,3 +273,23 @@ def test_a_mark_of_nothing_does_no_harm(conn):
     assert conn.execute("SELECT count(*) FROM t WHERE k = 7").fetchone() == (3,)
     assert is_routed(conn, "SELECT id FROM t WHERE k = 7")
     conn.execute("ROLLBACK")
+
+
+def test_a_table_with_a_type_that_is_not_marked(db):
+    """What does not name the column goes whole; what does stays here."""
+    db.psql("""CREATE TYPE temper AS ENUM ('well', 'ill');
+               SELECT shardmap.run_on_shards($$CREATE TYPE public.temper AS ENUM ('well', 'ill')$$);
+               CREATE TABLE moody (k int, id int, c text, m temper, PRIMARY KEY (k, id));
+               SELECT shardmap.distribute_table('moody', 'k')""")
+    with db.connect() as conn:
+        for sql in ("INSERT INTO moody (k, id, c) VALUES (7, 1, 'a'), (7, 2, 'b')",
+                    "INSERT INTO moody (k, id, c) VALUES (7, 1, 'x') ON CONFLICT (k, id) DO UPDATE SET c = moody.c || excluded.c",
+                    "UPDATE moody SET c = c || id WHERE k = 7 AND id = 2"):
+            assert is_routed(conn, sql), sql
+            conn.execute(sql)
+        for sql, count in (("UPDATE moody SET m = 'ill' WHERE k = 7 AND id = 2", 1), ("DELETE FROM moody WHERE k = 7 AND m > 'ill'", 0),
+                           ("SELECT c FROM moody WHERE k = 7 AND m = 'ill'", 1), ("SELECT m FROM moody WHERE k = 7", 2)):
+            assert "Not Routed Because" in plan_of(conn, sql), sql
+            assert conn.execute(sql).rowcount == count
+        rows = conn.execute("SELECT id, c, m FROM moody WHERE k = 7 ORDER BY id").fetchall()
+        assert rows == [(1, "ax", None), (2, "b2", "ill")]

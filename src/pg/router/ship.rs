@@ -11,6 +11,7 @@ use std::ffi::c_void;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+use super::merge::shallow;
 use super::stable::is_carried_over;
 use super::whole::{source_of_rows, Obstacle, NOT_SHIPPABLE, SHAPE, VOLATILE};
 use crate::pg::catalog::Known;
@@ -155,6 +156,7 @@ impl Shipper<'_> {
             pg_sys::NodeTag::T_Param => return self.param(node.cast()),
             pg_sys::NodeTag::T_Const => return self.constant(node.cast()),
             pg_sys::NodeTag::T_OnConflictExpr => return self.conflict(node.cast()),
+            pg_sys::NodeTag::T_CommonTableExpr => return self.with_item(node.cast()),
             pg_sys::NodeTag::T_FromExpr | pg_sys::NodeTag::T_JoinExpr => {
                 // Conditions are matched with nothing else, unlike what is selected or grouped by.
                 let before = std::mem::replace(&mut self.lifts, true);
@@ -182,6 +184,13 @@ impl Shipper<'_> {
         let shipped = raw::expression_tree_mutator(node, Some(step), self.context());
         self.lifts = before;
         shipped
+    }
+
+    /// A CTE without its SEARCH and CYCLE clauses, which rewriting has put into its query.
+    unsafe fn with_item(&mut self, cte: *mut pg_sys::CommonTableExpr) -> *mut pg_sys::Node {
+        let copy = shallow(cte);
+        ((*copy).search_clause, (*copy).cycle_clause) = (std::ptr::null_mut(), std::ptr::null_mut());
+        raw::expression_tree_mutator(copy.cast(), Some(step), self.context())
     }
 
     /// An ON CONFLICT, but for its list of all the table's columns, which is not in the text.

@@ -184,10 +184,11 @@ unsafe fn level(catalog: &Catalog, keyspace: &str, query: *mut pg_sys::Query) ->
             return Err(SHAPE);
         }
     }
-    // Their columns would be written out a second time.
-    if items::<pg_sys::CommonTableExpr>((*query).cteList)
-        .any(|cte| !(*cte).search_clause.is_null() || !(*cte).cycle_clause.is_null())
-    {
+    // Rewriting takes a record apart by a name that has no text.
+    let breadth = |cte: *mut pg_sys::CommonTableExpr| {
+        !(*cte).search_clause.is_null() && (*(*cte).search_clause).search_breadth_first
+    };
+    if items::<pg_sys::CommonTableExpr>((*query).cteList).any(breadth) {
         return Err(SHAPE);
     }
     if writes {
