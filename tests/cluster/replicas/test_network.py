@@ -65,7 +65,7 @@ def test_a_stream_that_is_cut_is_unknown(cluster, conn, stream):
 def test_a_receiver_that_is_killed_comes_back(cluster, conn):
     server = cluster.replica_server(0, 0)
     caught_up(conn, REPLICA)
-    pid = server.psql("SELECT pid FROM pg_stat_wal_receiver")
+    pid = eventually(lambda: server.psql("SELECT pid FROM pg_stat_wal_receiver"), bool)
     os.kill(int(pid), signal.SIGTERM)
     standing(conn, REPLICA, "unknown", "WAL receiver is not running")
     eventually(lambda: server.psql("SELECT pid FROM pg_stat_wal_receiver"), lambda now: now not in ("", pid))
