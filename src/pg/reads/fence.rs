@@ -95,10 +95,12 @@ pub fn ask_again(
     Ok((connection, heard))
 }
 
-/// The server of the shard that was last heard of on the newest timeline.
+/// The server of the shard that was last heard of on the newest timeline; a replica, if one is among them: what the shard's
+/// own server leads to may have changed since.
 fn newest(shard: Oid) -> Option<(Oid, Heard)> {
     let primary = servers::heard(shard).map(|heard| (shard, heard));
-    let servers = servers::replicas_heard(shard).into_iter().chain(primary);
+    // Of equals the last is taken.
+    let servers = primary.into_iter().chain(servers::replicas_heard(shard));
     let recent = servers.filter(|(_, heard)| heard.age <= servers::heard_within());
     recent.max_by_key(|(_, heard)| heard.position.timeline)
 }

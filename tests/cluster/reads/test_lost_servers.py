@@ -1,5 +1,7 @@
 """Replicas and primaries that die, come back, or come back as something else."""
 
+import re
+
 import psycopg
 import pytest
 from places import Place, make_cluster, role_of, server_of, wait_until
@@ -202,7 +204,7 @@ def is_fenced(conn, sql, *params):
         return False
     except errors.ObjectNotInPrerequisiteState as error:
         assert error.diag.message_primary == 'cannot write to shard "shard-0": its server is a former primary'
-        assert 'on timeline 1, "shard-0-replica-' in error.diag.message_detail
+        assert re.search(r'on timeline 1, "shard-0(-replica-\d)?" on timeline 2', error.diag.message_detail)
         return True
 
 
