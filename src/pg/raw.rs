@@ -62,6 +62,15 @@ server_function! {
     fn ExecAsyncResponse(request: *mut pg_sys::AsyncRequest) -> ();
 }
 
+/// The list of a qualified name, as look-ups of functions and operators take it.
+///
+/// # Safety
+/// Allocates in the current memory context.
+pub unsafe fn name_list(schema: &CStr, name: &CStr) -> *mut pg_sys::List {
+    let part = |text: &CStr| pg_sys::makeString(pg_sys::pstrdup(text.as_ptr())).cast();
+    pg_sys::lappend(pg_sys::lappend(std::ptr::null_mut(), part(schema)), part(name))
+}
+
 /// The next row of a node that answers an asynchronous request, which is timed elsewhere.
 ///
 /// # Safety

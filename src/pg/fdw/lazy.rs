@@ -32,8 +32,15 @@ use crate::pg::reads::fence;
 use crate::pg::remote::failure::Result;
 use crate::pg::remote::guard;
 
-/// The type of [`begin_foreign_scan`].
-pub type Begin = unsafe extern "C-unwind" fn(*mut pg_sys::ForeignScanState, i32);
+const OURS: unsafe extern "C-unwind" fn(*mut pg_sys::ForeignScanState, i32) = begin_foreign_scan;
+
+/// Whether a foreign scan is of our wrapper.
+///
+/// # Safety
+/// `node` must be an initialised foreign scan.
+pub unsafe fn is_ours(node: *mut pg_sys::ForeignScanState) -> bool {
+    (*(*node).fdwroutine).BeginForeignScan.is_some_and(|own| std::ptr::fn_addr_eq(own, OURS))
+}
 
 /// The state of a foreign scan or a direct modification.
 pub enum Node {

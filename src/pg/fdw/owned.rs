@@ -5,8 +5,6 @@
 //! sent to the shard with all that is. It stands at the lowest level of security, as a policy does, and does not count
 //! in the planner's estimates. TRUNCATE has no conditions: it is refused. Read next: `sql/moves_steps.sql`.
 
-use std::ffi::CStr;
-
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
@@ -14,6 +12,7 @@ use super::scan::partition;
 use crate::pg::catalog::Partition;
 use crate::pg::encoding;
 use crate::pg::error::Refusal;
+use crate::pg::raw::name_list;
 
 /// Adds the conditions to a scan of foreign table `relid`.
 ///
@@ -43,8 +42,7 @@ unsafe fn differs(rti: i32, relid: pg_sys::Oid, partition: &Partition, key: &str
     let (mut length, mut by_value) = (0, false);
     pg_sys::get_typlenbyval(base, &mut length, &mut by_value);
     let constant = pg_sys::makeConst(base, -1, collation, i32::from(length), value, false, by_value);
-    let name = |text: &CStr| pg_sys::makeString(pg_sys::pstrdup(text.as_ptr())).cast::<std::ffi::c_void>();
-    let operator = pg_sys::lappend(pg_sys::lappend(std::ptr::null_mut(), name(c"pg_catalog")), name(c"<>"));
+    let operator = name_list(c"pg_catalog", c"<>");
     let parse = pg_sys::make_parsestate(std::ptr::null_mut());
     let clause = pg_sys::make_op(parse, operator, column.cast(), constant.cast(), std::ptr::null_mut(), -1);
     pg_sys::assign_expr_collations(parse, clause.cast());

@@ -93,7 +93,7 @@ unsafe fn whole_of(part: *mut pg_sys::Node) -> Option<*mut pg_sys::Node> {
     if !plain || (*part).aggsplit == pg_sys::AggSplit::AGGSPLIT_SIMPLE {
         return None;
     }
-    let is_numeric_sum = (*part).aggfnoid == sums::numeric_sum();
+    let is_numeric_sum = sums::is_numeric_sum((*part).aggfnoid);
     if !is_numeric_sum && sums::has_final_function((*part).aggfnoid) {
         return None;
     }

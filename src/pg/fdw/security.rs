@@ -8,6 +8,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use crate::pg::query::tree::items;
+use crate::pg::raw::name_list;
 
 /// Wraps the relation's conditions that may leak, if there are conditions of security before them.
 ///
@@ -24,10 +25,8 @@ pub unsafe fn keep_leaky_conditions(baserel: *mut pg_sys::RelOptInfo) {
 
 /// `shardmap.keep_here(condition)`, which is worth what the condition is worth.
 unsafe fn kept_here(condition: *mut pg_sys::Expr) -> *mut pg_sys::Expr {
-    let name = |text: &std::ffi::CStr| pg_sys::makeString(pg_sys::pstrdup(text.as_ptr())).cast::<std::ffi::c_void>();
-    let names = pg_sys::lappend(pg_sys::lappend(std::ptr::null_mut(), name(c"shardmap")), name(c"keep_here"));
     let kinds = [pg_sys::BOOLOID];
-    let function = pg_sys::LookupFuncName(names, 1, kinds.as_ptr(), false);
+    let function = pg_sys::LookupFuncName(name_list(c"shardmap", c"keep_here"), 1, kinds.as_ptr(), false);
     let arguments = pg_sys::lappend(std::ptr::null_mut(), condition.cast());
     pg_sys::makeFuncExpr(
         function,

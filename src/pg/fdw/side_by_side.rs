@@ -99,8 +99,7 @@ unsafe fn watch(append: *mut pg_sys::AppendState, last: *mut pg_sys::AsyncReques
 
 /// Tables of other wrappers may be scanned beside ours.
 unsafe fn is_ours(request: *mut pg_sys::AsyncRequest) -> bool {
-    let node = (*request).requestee.cast::<pg_sys::ForeignScanState>();
-    (*(*node).fdwroutine).ForeignAsyncRequest.is_some_and(|own| std::ptr::fn_addr_eq(own, OURS))
+    lazy::is_ours((*request).requestee.cast())
 }
 
 unsafe fn state<'a>(node: *mut pg_sys::ForeignScanState) -> Option<&'a mut Scan> {
@@ -155,8 +154,6 @@ unsafe fn takes_turn(request: *mut pg_sys::AsyncRequest) -> bool {
     own(request).into_iter().for_each(|scan| scan.turn = Some(Turn::take(&count)));
     true
 }
-
-const OURS: unsafe extern "C-unwind" fn(*mut pg_sys::AsyncRequest) = foreign_async_request;
 
 /// How many scans of an Append are at work.
 unsafe fn at_work(append: *mut pg_sys::AppendState) -> Rc<Cell<usize>> {

@@ -154,11 +154,8 @@ unsafe fn first_scan(mut state: *mut pg_sys::PlanState) -> Option<*mut pg_sys::F
     }
     let node = state.cast::<pg_sys::ForeignScanState>();
     let plan = (*state).plan.cast::<pg_sys::ForeignScan>();
-    let is_ours = (*(*node).fdwroutine)
-        .BeginForeignScan
-        .is_some_and(|own| std::ptr::fn_addr_eq(own, lazy::begin_foreign_scan as lazy::Begin));
     let reads = (*plan).operation == pg_sys::CmdType::CMD_SELECT && !(*state).async_capable;
-    (is_ours && reads && waits(node) && stands_alone(node)).then_some(node)
+    (lazy::is_ours(node) && reads && waits(node) && stands_alone(node)).then_some(node)
 }
 
 /// Whether nothing else in the statement decides about a scan's rows, or whether it has any.

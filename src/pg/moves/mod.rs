@@ -22,6 +22,24 @@ thread_local! {
     static MET: RefCell<HashMap<String, usize>> = RefCell::default();
 }
 
+fn state(name: &str) -> State {
+    let unknown =
+        || Refusal::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, format!("no such state: \"{name}\""));
+    State::parse(name).unwrap_or_else(|| unknown().raise())
+}
+
+/// Whether a move in this state can be given up.
+#[pg_extern(sql = false)]
+fn can_cancel_move(name: &str) -> bool {
+    state(name).can_cancel()
+}
+
+/// Whether the step of this state needs one snapshot of the source.
+#[pg_extern(sql = false)]
+fn move_needs_snapshot(name: &str) -> bool {
+    state(name).needs_snapshot()
+}
+
 /// The state of a move after an event; an error if it does not belong to the state.
 #[pg_extern(sql = false)]
 fn next_move_state(state: &str, event: &str) -> &'static str {

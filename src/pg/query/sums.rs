@@ -108,13 +108,16 @@ pub unsafe fn has_final_function(aggregate: Oid) -> bool {
 }
 
 /// The aggregate `shardmap.numeric_sum`.
+unsafe fn numeric_sum() -> Oid {
+    pg_sys::LookupFuncName(raw::name_list(c"shardmap", c"numeric_sum"), 1, [pg_sys::NUMERICOID].as_ptr(), false)
+}
+
+/// Whether `aggregate` is `shardmap.numeric_sum`. Looks nothing up for those that are built in.
 ///
 /// # Safety
 /// Inside a transaction.
-pub unsafe fn numeric_sum() -> Oid {
-    let name = |text: &std::ffi::CStr| pg_sys::makeString(pg_sys::pstrdup(text.as_ptr())).cast::<c_void>();
-    let names = pg_sys::lappend(pg_sys::lappend(ptr::null_mut(), name(c"shardmap")), name(c"numeric_sum"));
-    pg_sys::LookupFuncName(names, 1, [pg_sys::NUMERICOID].as_ptr(), false)
+pub unsafe fn is_numeric_sum(aggregate: Oid) -> bool {
+    aggregate.to_u32() >= pg_sys::FirstNormalObjectId && aggregate == numeric_sum()
 }
 
 #[pg_guard]

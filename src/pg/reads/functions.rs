@@ -38,8 +38,8 @@ fn text(token: &ReadToken) -> Option<String> {
 fn of_session(which: &[Which]) -> Result<ReadToken> {
     doubt::check(user())?;
     let mut shards = session::shards();
-    // SAFETY: a system cache look-up: a shard may have been dropped since.
-    shards.retain(|shard| !unsafe { pg_sys::GetForeignServerExtended(*shard, pg_sys::FSV_MISSING_OK as _) }.is_null());
+    // A shard may have been dropped since.
+    shards.retain(|shard| servers::exists(*shard));
     route::resolve(&shards, user(), which)?;
     let mut token = ReadToken::new(settings::cluster());
     for shard in shards {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::PgSqlErrorCode;
 use shardmap_core::reads::choice::{choose, Decision, Heard, Preference, Reason, Verdict, Want, Why};
-use shardmap_core::reads::position::{Position, Timeline};
+use shardmap_core::reads::position::{Fork, Position, Timeline};
 use shardmap_core::reads::token::{Mark, ReadToken, ShardPrint};
 
 use super::session::{self, Note, Track, PRIMARY};
@@ -183,7 +183,9 @@ pub fn decide(shard: Oid, demand: &Demand) -> Decision {
     let past = session::past(shard);
     let last = session::pinned(shard).or(past.last.filter(|_| STICKY_READS.get()));
     let token = needed(shard, demand);
-    let forks = token.map_or_else(Vec::new, |token| servers::forks(shard, token.system));
+    let mut heard = candidates.iter().filter_map(|candidate| candidate.heard);
+    let forks =
+        forks(shard, token.filter(|token| heard.any(|heard| heard.position.timeline > token.position.timeline)));
     let want = Want {
         preference: demand.preference,
         heard_within: servers::heard_within(),
@@ -195,6 +197,11 @@ pub fn decide(shard: Oid, demand: &Demand) -> Decision {
         may_ask: !settings::catchup_timeout().is_zero(),
     };
     choose(&candidates, &want, &forks, [servers::chance(), servers::chance()])
+}
+
+/// The forks of the token's log. They matter only to a server on a later timeline than the token's.
+fn forks(shard: Oid, token: Option<Mark>) -> Vec<Fork> {
+    token.map_or_else(Vec::new, |token| servers::forks(shard, token.system))
 }
 
 /// What the read must not miss, as far as its position is known.
@@ -238,7 +245,7 @@ fn settle(shard: Oid, user: Oid, demand: &Demand, decision: Decision, mut chosen
     };
     let since = Instant::now();
     let known = servers::heard(chosen.server).map_or(Timeline(0), |heard| heard.position.timeline);
-    let forks = needed(shard, demand).map_or_else(Vec::new, |token| servers::forks(shard, token.system));
+    let forks = forks(shard, needed(shard, demand));
     let heard = ask::wait_for(&chosen.connection, wanted, known, &forks, settings::catchup_timeout());
     chosen.waited = since.elapsed();
     match heard {

@@ -340,18 +340,20 @@ impl Connection {
 
     /// As [`Connection::enter`], for a statement that writes nothing.
     pub(super) fn enter_to_read(&self) -> Result<()> {
+        self.reading(|| self.enter())
+    }
+
+    /// Does what counts as a write, and is none.
+    fn reading<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<T> {
         let wrote = self.link.in_transaction() && self.link.remote.wrote.get();
-        let outcome = self.enter();
+        let outcome = act();
         self.link.remote.wrote.set(wrote);
         outcome
     }
 
     /// As [`Connection::query`], for statements that write nothing: at the transaction's end nobody waits for this shard.
     pub fn read(&self, sql: &CStr) -> Result<Answer> {
-        let wrote = self.link.in_transaction() && self.link.remote.wrote.get();
-        let answer = self.query(sql);
-        self.link.remote.wrote.set(wrote);
-        answer
+        self.reading(|| self.query(sql))
     }
 
     /// Runs one or more statements, and returns the last one's result: rows as text, and the command tag.

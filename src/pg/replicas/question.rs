@@ -39,25 +39,23 @@ macro_rules! question {
     };
 }
 
-const FROM_CONTROL: &str = question!(
-    "s.system_identifier",
-    "CASE WHEN v.min_recovery_end_timeline OPERATOR(pg_catalog.>) c.timeline_id THEN v.min_recovery_end_timeline ELSE c.timeline_id END",
-    ", pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c, pg_catalog.pg_control_recovery() v",
-    "NULL",
-    "NULL"
-);
-const WITH_SETTINGS: &str = question!(
-    "s.system_identifier",
-    "CASE WHEN v.min_recovery_end_timeline OPERATOR(pg_catalog.>) c.timeline_id THEN v.min_recovery_end_timeline ELSE c.timeline_id END",
-    ", pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c, pg_catalog.pg_control_recovery() v",
-    "pg_catalog.current_setting('primary_conninfo')",
-    "NULL"
-);
+/// A question of one who may see the control file.
+macro_rules! control_question {
+    ($conninfo:literal, $history:literal) => {
+        question!(
+            "s.system_identifier",
+            "CASE WHEN v.min_recovery_end_timeline OPERATOR(pg_catalog.>) c.timeline_id THEN v.min_recovery_end_timeline ELSE c.timeline_id END",
+            ", pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c, pg_catalog.pg_control_recovery() v",
+            $conninfo,
+            $history
+        )
+    };
+}
+
+const FROM_CONTROL: &str = control_question!("NULL", "NULL");
+const WITH_SETTINGS: &str = control_question!("pg_catalog.current_setting('primary_conninfo')", "NULL");
 /// `missing_ok` is the last argument in every version; a first timeline has no file.
-const WITH_HISTORY: &str = question!(
-    "s.system_identifier",
-    "CASE WHEN v.min_recovery_end_timeline OPERATOR(pg_catalog.>) c.timeline_id THEN v.min_recovery_end_timeline ELSE c.timeline_id END",
-    ", pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c, pg_catalog.pg_control_recovery() v",
+const WITH_HISTORY: &str = control_question!(
     "pg_catalog.current_setting('primary_conninfo')",
     "CASE WHEN NOT r.r THEN pg_catalog.pg_read_file('pg_wal/' OPERATOR(pg_catalog.||) pg_catalog.substr(\
         pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_flush_lsn()), 1, 8) OPERATOR(pg_catalog.||) '.history', 0, 65536, true) END"
