@@ -18,10 +18,7 @@ COMMENT ON FUNCTION shardmap._bounds(text) IS 'bounds of the ranges of a keyspac
 CREATE FUNCTION shardmap._moving_keys(keyspace text) RETURNS SETOF text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF to_regclass('shardmap.move') IS NOT NULL THEN
-        RETURN QUERY EXECUTE 'SELECT DISTINCT m.key::text FROM shardmap.move m WHERE m.keyspace = $1 AND m.state NOT IN (''done'', ''rolled_back'')'
-            USING keyspace;
-    END IF;
+    RETURN QUERY SELECT DISTINCT m.key::text FROM shardmap.move m WHERE m.keyspace = $1 AND m.state NOT IN ('done', 'rolled_back');
 END
 $$;
 COMMENT ON FUNCTION shardmap._moving_keys(text) IS 'canonical texts of the keys of a keyspace whose rows are on their way from shard to shard';

@@ -121,6 +121,14 @@ CREATE FUNCTION shardmap._next_move_state(state text, event text) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'next_move_state_wrapper';
 COMMENT ON FUNCTION shardmap._next_move_state(text, text) IS 'state of a move after an event; an error if the event does not belong to the state';
 
+CREATE FUNCTION shardmap._can_cancel_move(state text) RETURNS boolean
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'can_cancel_move_wrapper';
+COMMENT ON FUNCTION shardmap._can_cancel_move(text) IS 'whether a move in this state can be given up: the map does not name its target yet';
+
+CREATE FUNCTION shardmap._move_needs_snapshot(state text) RETURNS boolean
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'move_needs_snapshot_wrapper';
+COMMENT ON FUNCTION shardmap._move_needs_snapshot(text) IS 'whether the step of this state reads from the source in one snapshot';
+
 CREATE FUNCTION shardmap._crash_here(name text) RETURNS void
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'crash_here_wrapper';
 COMMENT ON FUNCTION shardmap._crash_here(text) IS 'a named point at which shardmap.crash_point lets a move break';
@@ -131,6 +139,22 @@ COMMENT ON FUNCTION shardmap._pipe_rows(text, text, text, text, integer, boolean
     'copies the rows of a query on one shard to another, by a COPY FROM STDIN there; returns the numbers of rows and bytes, and the first values of the last row; transactional as in remote_execute(), on the target';
 REVOKE ALL ON FUNCTION shardmap._pipe_rows(text, text, text, text, integer, boolean) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._pipe_rows(text, text, text, text, integer, boolean) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._find_move(id bigint) RETURNS shardmap.move
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    job shardmap.move;
+BEGIN
+    SELECT m.* INTO job FROM shardmap.move m WHERE m.id = $1;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no move %', id USING ERRCODE = 'undefined_object', HINT = 'See shardmap.moves.';
+    END IF;
+    RETURN job;
+END
+$$;
+COMMENT ON FUNCTION shardmap._find_move(bigint) IS 'a move; an error if there is none of that number';
+REVOKE ALL ON FUNCTION shardmap._find_move(bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._find_move(bigint) TO shardmap_admin;
 
 -- Tables and shards stay as they are; keys can be pinned, but for those that move.
 CREATE FUNCTION shardmap._check_no_move(keyspace text, key text DEFAULT NULL) RETURNS void
@@ -157,11 +181,12 @@ CREATE VIEW shardmap.moves AS
         m.rows_planned, m.rows_copied, m.bytes_planned, m.bytes_copied, m.rows_recopied, m.rows_deleted,
         m.rows_copied / nullif(EXTRACT(epoch FROM coalesce(m.flipped_at, m.finished_at, pg_catalog.clock_timestamp())
             - m.started_at), 0)::double precision AS rows_per_second,
-        (SELECT t.relation FROM shardmap.move_table t WHERE t.move = m.id AND NOT t.copied ORDER BY t.position LIMIT 1) AS copying,
-        (SELECT t.watermark FROM shardmap.move_table t WHERE t.move = m.id AND NOT t.copied ORDER BY t.position LIMIT 1) AS watermark,
+        c.relation AS copying, c.watermark,
         m.changes, m.last_changes, m.fences, m.pause, m.map_version, m.created_at, m.started_at, m.flipped_at, m.finished_at,
         m.last_error
       FROM shardmap.move m
+      LEFT JOIN LATERAL (SELECT t.relation, t.watermark FROM shardmap.move_table t
+            WHERE t.move = m.id AND NOT t.copied ORDER BY t.position LIMIT 1) c ON true
      ORDER BY m.id;
 COMMENT ON VIEW shardmap.moves IS 'moves under way and past';
 COMMENT ON COLUMN shardmap.moves.id IS 'number of the move';

@@ -200,10 +200,7 @@ BEGIN
         RAISE EXCEPTION 'cannot move a null key' USING ERRCODE = 'null_value_not_allowed';
     END IF;
     PERFORM shardmap._lock_keyspace(keyspace);
-    IF shard IS NULL OR NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.name = shard AND s.keyspace = $1) THEN
-        RAISE EXCEPTION 'keyspace "%" has no shard "%"', keyspace, shard
-            USING ERRCODE = 'undefined_object', HINT = 'See shardmap.shards.';
-    END IF;
+    PERFORM shardmap._check_shard_of(keyspace, shard);
     PERFORM shardmap._check_no_move(keyspace, canonical);
     planned.keyspace := $1;
     planned.literal := $2;
@@ -273,10 +270,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     state text;
 BEGIN
-    SELECT m.state INTO state FROM shardmap.move m WHERE m.id = $1;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'there is no move %', id USING ERRCODE = 'undefined_object', HINT = 'See shardmap.moves.';
-    END IF;
+    PERFORM shardmap._find_move(id);
     state := (shardmap._update_move(id, jsonb_build_object('wish', wish))).state;
     IF wish = 'cancel' THEN
         PERFORM shardmap._next_move_state(state, 'cancel'); -- an error if it is too late

@@ -105,6 +105,18 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION shardmap._unseen(shardmap.move) IS 'condition, for the source, on changes that were not applied';
 
+CREATE FUNCTION shardmap._refuse_flip(job shardmap.move, relation regclass, detail text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'rows of table % differ on shards "%" and "%"', relation, job.source, job.target
+        USING ERRCODE = 'data_corrupted', DETAIL = detail,
+            HINT = format('Nothing was flipped. Look for who writes on the target, or give up with shardmap.cancel_move(%s).', job.id);
+END
+$$;
+COMMENT ON FUNCTION shardmap._refuse_flip(shardmap.move, regclass, text) IS 'raises an error: a table''s rows of a move are not equal on both sides';
+REVOKE ALL ON FUNCTION shardmap._refuse_flip(shardmap.move, regclass, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._refuse_flip(shardmap.move, regclass, text) TO shardmap_admin;
+
 -- All of a table's rows, in this transaction's sessions: the source at its snapshot, the target with what it has got so far.
 CREATE FUNCTION shardmap._verify_moved(job shardmap.move, moved shardmap.move_table) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -116,9 +128,7 @@ BEGIN
             shardmap._move_condition(job, moved.relation, 't.'), transactional => true, max_rows => 5) s
          ORDER BY s.finding = 'bucket', s.token_from, s.row_id LIMIT 6) c;
     IF found IS NOT NULL THEN
-        RAISE EXCEPTION 'rows of table % differ on shards "%" and "%"', moved.relation, job.source, job.target
-            USING ERRCODE = 'data_corrupted', DETAIL = format('Found: %s.', found),
-                HINT = format('Nothing was flipped. Look for who writes on the target, or give up with shardmap.cancel_move(%s).', job.id);
+        PERFORM shardmap._refuse_flip(job, moved.relation, format('Found: %s.', found));
     END IF;
 END
 $$;
@@ -139,10 +149,8 @@ BEGIN
     SELECT r INTO here FROM shardmap.remote_rows(job.source, query || source_condition) r;
     SELECT r INTO there FROM shardmap.remote_rows(job.target, query || target_condition) r;
     IF here IS DISTINCT FROM there THEN
-        RAISE EXCEPTION 'rows of table % differ on shards "%" and "%"', moved.relation, job.source, job.target
-            USING ERRCODE = 'data_corrupted',
-                DETAIL = format('Rows: %s and %s; sum of their hashes: %s and %s.', here[1], there[1], here[2], there[2]),
-                HINT = format('Nothing was flipped. Look for who writes on the target, or give up with shardmap.cancel_move(%s).', job.id);
+        PERFORM shardmap._refuse_flip(job, moved.relation,
+            format('Rows: %s and %s; sum of their hashes: %s and %s.', here[1], there[1], here[2], there[2]));
     END IF;
 END
 $$;

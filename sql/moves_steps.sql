@@ -305,13 +305,13 @@ DECLARE
     job shardmap.move := shardmap._update_move(id, '{}');
     has_snapshot constant boolean := current_setting('transaction_isolation') = 'repeatable read';
 BEGIN
-    IF job.wish = 'cancel' AND job.state NOT IN ('flipped', 'cleaning', 'done', 'rolling_back', 'rolled_back') THEN
+    IF job.wish = 'cancel' AND shardmap._can_cancel_move(job.state) THEN
         PERFORM shardmap._update_move(id, '{"wish": null, "readers": null}', 'cancel');
         RETURN 'plain';
     ELSIF job.wish = 'pause' THEN
         RAISE NOTICE 'move % is paused', id USING HINT = format('Go on: SELECT shardmap.resume_move(%s); CALL shardmap.run_move(%1$s).', id);
         RETURN NULL;
-    ELSIF has_snapshot <> (job.state IN ('copying', 'catching_up', 'verifying')) THEN
+    ELSIF has_snapshot <> shardmap._move_needs_snapshot(job.state) THEN
         RETURN CASE WHEN has_snapshot THEN 'plain' ELSE 'snapshot' END;
     END IF;
     CASE job.state
@@ -340,12 +340,9 @@ GRANT EXECUTE ON FUNCTION shardmap._move_step(bigint) TO shardmap_admin;
 CREATE FUNCTION shardmap._begin_run(id bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    job shardmap.move;
+    job shardmap.move := shardmap._find_move(id);
 BEGIN
-    SELECT m.* INTO job FROM shardmap.move m WHERE m.id = $1;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'there is no move %', id USING ERRCODE = 'undefined_object', HINT = 'See shardmap.moves.';
-    ELSIF job.state IN ('done', 'rolled_back') THEN
+    IF job.state IN ('done', 'rolled_back') THEN
         RAISE NOTICE 'move % is %', id, replace(job.state, '_', ' ');
         RETURN NULL;
     END IF;

@@ -73,6 +73,19 @@ COMMENT ON FUNCTION shardmap._check_key_rows(text, text, text, text) IS 'raises 
 REVOKE ALL ON FUNCTION shardmap._check_key_rows(text, text, text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._check_key_rows(text, text, text, text) TO shardmap_admin;
 
+CREATE FUNCTION shardmap._check_shard_of(keyspace text, shard text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF shard IS NULL OR NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.name = shard AND s.keyspace = $1) THEN
+        RAISE EXCEPTION 'keyspace "%" has no shard "%"', keyspace, shard
+            USING ERRCODE = 'undefined_object', HINT = 'See shardmap.shards.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_shard_of(text, text) IS 'raises an error unless a keyspace has the shard';
+REVOKE ALL ON FUNCTION shardmap._check_shard_of(text, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_shard_of(text, text) TO shardmap_admin;
+
 CREATE FUNCTION shardmap._pin(keyspace text, literal text, canonical text, shard text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -80,10 +93,7 @@ BEGIN
         RAISE EXCEPTION 'cannot pin a null key' USING ERRCODE = 'null_value_not_allowed';
     END IF;
     PERFORM shardmap._lock_keyspace(keyspace);
-    IF shard IS NULL OR NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.name = shard AND s.keyspace = $1) THEN
-        RAISE EXCEPTION 'keyspace "%" has no shard "%"', keyspace, shard
-            USING ERRCODE = 'undefined_object', HINT = 'See shardmap.shards.';
-    END IF;
+    PERFORM shardmap._check_shard_of(keyspace, shard);
     PERFORM shardmap._check_no_move(keyspace, canonical);
     PERFORM shardmap._lock_tables(keyspace);
     PERFORM shardmap._check_key_rows(keyspace, literal, canonical, shard);

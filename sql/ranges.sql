@@ -117,9 +117,8 @@ BEGIN
     IF NOT shardmap._bound_less(space.range_order, least, most) THEN
         RAISE EXCEPTION 'range % holds no key', shardmap._range_text(least, most)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'The lower bound belongs to a range and must be below the upper bound.';
-    ELSIF shard IS NOT NULL AND NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.name = shard AND s.keyspace = space.name) THEN
-        RAISE EXCEPTION 'keyspace "%" has no shard "%"', keyspace, shard
-            USING ERRCODE = 'undefined_object', HINT = 'See shardmap.shards.';
+    ELSIF shard IS NOT NULL THEN
+        PERFORM shardmap._check_shard_of(keyspace, shard);
     END IF;
     SELECT r.* INTO met FROM shardmap.key_range r
      WHERE r.keyspace = space.name

@@ -67,39 +67,42 @@ RETURNS TABLE (shard text, finding text, rows bigint, misplaced bigint, checksum
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     space shardmap.keyspace;
-    readable text[];
+    readable text[] := '{}';
     primary_key text[];
     answer record;
     entries integer[];
-    errors jsonb;
+    errors jsonb := '{}';
 BEGIN
     SELECT k.* INTO space FROM shardmap.logical_table l JOIN shardmap.keyspace k ON k.name = l.keyspace WHERE l.relation = $1;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'table % is not distributed', relation
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See shardmap.tables.';
     END IF;
-    SELECT jsonb_object_agg(r.shard, r.error), coalesce(array_agg(r.shard ORDER BY r.shard) FILTER (WHERE r.error IS NULL), '{}')
-      INTO errors, readable
-      FROM shardmap._readable_shards(relation, ARRAY(SELECT s.name FROM shardmap.shard s WHERE s.keyspace = space.name)) r;
-    IF readable <> '{}' THEN
-        primary_key := shardmap._primary_key(relation, readable[1:1], false);
-    END IF;
+    FOR answer IN SELECT r.* FROM shardmap._readable_shards(relation,
+            ARRAY(SELECT s.name FROM shardmap.shard s WHERE s.keyspace = space.name)) r ORDER BY r.shard LOOP
+        IF answer.error IS NULL THEN
+            readable := readable || answer.shard;
+            primary_key := coalesce(primary_key, answer.primary_key);
+        ELSE
+            errors := errors || jsonb_build_object(answer.shard, answer.error);
+        END IF;
+    END LOOP;
     FOR answer IN
         SELECT a.shard, a.answer, a.error FROM shardmap._ask_shards(readable,
             shardmap._summary_sql(relation, primary_key, 'true', shardmap._entry_sql(space.name)), false) a
-        UNION ALL SELECT e.key, NULL, e.value FROM jsonb_each_text(errors) e WHERE e.value IS NOT NULL
+        UNION ALL SELECT e.key, NULL, e.value FROM jsonb_each_text(errors) e
         ORDER BY 1
     LOOP
         shard := answer.shard;
-        SELECT CASE WHEN answer.answer IS NULL THEN 'unknown' WHEN count(*) FILTER (WHERE e.kind <> 'moving' AND e.owner IS DISTINCT FROM answer.shard) > 0
-                THEN 'misplaced' ELSE 'clean' END,
+        SELECT CASE WHEN answer.answer IS NULL THEN 'unknown' WHEN bool_or(f.is_foreign) THEN 'misplaced' ELSE 'clean' END,
             CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 1)::bigint), 0) END,
-            CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 1)::bigint) FILTER (WHERE e.kind <> 'moving' AND e.owner IS DISTINCT FROM answer.shard), 0) END,
+            CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 1)::bigint) FILTER (WHERE f.is_foreign), 0) END,
             CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 2)::numeric), 0) END, answer.error,
-            coalesce(array_agg((b ->> 0)::integer) FILTER (WHERE e.kind <> 'moving' AND e.owner IS DISTINCT FROM answer.shard), '{}')
+            coalesce(array_agg((b ->> 0)::integer) FILTER (WHERE f.is_foreign), '{}')
           INTO finding, rows, misplaced, checksum, detail, entries
           FROM jsonb_array_elements(answer.answer::jsonb) b
-          LEFT JOIN shardmap._map_entries(space.name) e ON e.entry = (b ->> 0)::integer;
+          LEFT JOIN shardmap._map_entries(space.name) e ON e.entry = (b ->> 0)::integer
+         CROSS JOIN LATERAL (SELECT e.kind <> 'moving' AND e.owner IS DISTINCT FROM answer.shard AS is_foreign) f;
         key := NULL;
         row_id := NULL;
         owner := NULL;
