@@ -124,8 +124,16 @@ def test_twenty_sessions_share_a_few_connections(cluster):
 
 
 def test_a_shard_without_connections_is_a_clear_error(cluster):
-    """320 connections are wanted of a server that has 70, and nothing limits them here."""
-    outcomes = many(cluster, 20, 2, connection_wait="1s")
+    """Each session keeps 16 connections to a server that has 70, and nothing limits them here."""
+    outcomes = []
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(MAX_CONNECTIONS // SHARDS + 2):
+            conn = open_ones.enter_context(connect(cluster, connection_wait="1s"))
+            conn.execute("BEGIN")
+            try:
+                outcomes.append(conn.execute(COUNT).fetchone())
+            except psycopg.Error as error:
+                outcomes.append(error)
     failed = [each for each in outcomes if each != ANSWER]
     assert failed and len(failed) < len(outcomes)
     for error in failed:

@@ -5,7 +5,7 @@ As in test_router: with literals and as a generic plan, with routing off, and on
 
 import pytest
 from psycopg import errors
-from test_router import is_routed, plan_of, same
+from test_router import is_routed, plan_of, same, sessions  # noqa: F401: a fixture
 
 TABLES = """
 CREATE TABLE {0}.t (k int, id int, c text, PRIMARY KEY (k, id));
@@ -27,15 +27,6 @@ CREATE TABLE local (k int, id int);
 INSERT INTO local VALUES (7, 1);
 SELECT shardmap.distribute_table(x, 'k') FROM unnest('{{t,u,b,w,numbered,short}}'::regclass[]) x;
 """
-
-
-@pytest.fixture(scope="module")
-def sessions(db):
-    with (db.connect() as routed, db.connect(shardmap__enable_routing="off") as off,
-          db.connect(search_path="plain") as local):
-        for conn in (routed, off, local):
-            conn.prepare_threshold = None
-        yield routed, off, local
 
 
 # (statement, whether a lower step can do it too)
