@@ -197,6 +197,22 @@ def test_two_that_hold_what_the_other_wants_go_on(cluster, keys):
         other.execute("COMMIT")
 
 
+def test_what_is_connected_ahead_of_its_use_is_given_up(cluster, keys):
+    """Else two fan-outs that found different shards full would wait for each other."""
+    read = "SELECT v FROM t WHERE k = {}"
+    with limit(cluster, 1), connect(cluster) as one, connect(cluster, connection_wait="60s") as fanout, \
+            connect(cluster, connection_wait="20s") as other:
+        one.execute("BEGIN")
+        one.execute(read.format(keys["shard-0"]))
+        thread, outcome = run(lambda: fanout.execute(COUNT).fetchone())
+        wait_until(lambda: counted(one) == (1, 1))
+        assert other.execute(read.format(keys["shard-9"])).fetchone() == (keys["shard-9"],)
+        assert outcome == []
+        one.execute("COMMIT")
+        thread.join(50)
+        assert outcome == [ANSWER]
+
+
 def test_a_session_that_takes_all_is_told_at_once(cluster, keys):
     with limit(cluster, 1), connect(cluster, connection_wait="1h") as conn:
         conn.execute("BEGIN")

@@ -235,9 +235,11 @@ pub(super) fn has_link(target: &Target) -> bool {
     POOL.with(|pool| pool.links.borrow().iter().any(serves))
 }
 
-/// Takes up a link that was made aside.
+/// Takes up a link that was made ahead of its use. Until then others may have its place.
 pub(super) fn keep(link: Link) {
     IN_USE.set(true);
+    link.touched.set(false);
+    link.used.set(now());
     POOL.with(|pool| pool.links.borrow_mut().push(Rc::new(link)));
 }
 
