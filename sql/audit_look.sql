@@ -124,26 +124,37 @@ DECLARE
     relation regclass;
     query text;
     here text;
-    found record;
+    rest text[];
+    answers jsonb;
+    before jsonb;
+    is_still boolean;
 BEGIN
     FOR relation IN SELECT r.relation FROM shardmap.reference_table r WHERE r.keyspace = $1 ORDER BY r.relation::text LOOP
         table_name := shardmap._shard_table(relation);
+        SELECT jsonb_agg(to_jsonb(a)) INTO answers FROM shardmap._ask_shards(shards,
+            format('SELECT (to_regclass(%L) IS NOT NULL)::text AS answer', table_name), false) a;
+        RETURN QUERY SELECT CASE WHEN a.error IS NULL THEN 'missing_copy' ELSE 'unknown' END, table_name, a.shard,
+                coalesce(a.error, 'the shard has no such table')
+            FROM jsonb_to_recordset(answers) a (shard text, answer text, error text) WHERE a.answer IS DISTINCT FROM 'true';
+        CONTINUE WHEN sampled;
         query := format('SELECT concat_ws('', '', x.a, x.b) AS answer FROM (%s) x (a, b)', shardmap._reference_checksum_sql(relation));
-        EXECUTE query INTO here;
-        FOR found IN SELECT a.*, a.answer = 'true' AS is_there FROM shardmap._ask_shards(shards,
-                format('SELECT (to_regclass(%L) IS NOT NULL)::text AS answer', table_name), false) a LOOP
-            shard := found.shard;
-            kind := CASE WHEN found.error IS NOT NULL THEN 'unknown' WHEN NOT found.is_there THEN 'missing_copy' END;
-            detail := coalesce(found.error, 'the shard has no such table');
-            IF kind IS NULL AND NOT sampled THEN
-                SELECT a.error, a.answer INTO found.error, found.answer FROM shardmap._ask_shards(ARRAY[found.shard], query, false) a;
-                kind := CASE WHEN found.error IS NOT NULL THEN 'unknown' WHEN found.answer <> here THEN 'differing_copy' END;
-                detail := coalesce(found.error, format('rows and checksum there: %s; here: %s', found.answer, here));
-            END IF;
-            IF kind IS NOT NULL THEN
-                RETURN NEXT;
-            END IF;
+        rest := ARRAY(SELECT e.shard FROM jsonb_to_recordset(answers) e (shard text, answer text) WHERE e.answer = 'true');
+        -- Who writes meanwhile is not held off: what differs is looked at again, until two looks in succession are alike.
+        before := NULL;
+        FOR look IN 1..6 LOOP
+            EXECUTE query INTO here;
+            SELECT jsonb_agg(to_jsonb(a) || jsonb_build_object('here', here)) INTO answers FROM shardmap._ask_shards(rest, query, false) a
+             WHERE a.answer IS DISTINCT FROM here;
+            is_still := answers = before;
+            EXIT WHEN answers IS NULL OR is_still;
+            before := answers;
+            rest := ARRAY(SELECT e ->> 'shard' FROM jsonb_array_elements(answers) e);
+            PERFORM pg_sleep(0.1 * look);
         END LOOP;
+        RETURN QUERY SELECT CASE WHEN a.error IS NULL AND is_still THEN 'differing_copy' ELSE 'unknown' END, table_name, a.shard,
+                coalesce(a.error, CASE WHEN is_still THEN format('rows and checksum there: %s; here: %s', a.answer, a.here)
+                    ELSE 'the table was written to whenever it was compared; shardmap.verify_reference() holds off writers' END)
+            FROM jsonb_to_recordset(answers) a (shard text, answer text, here text, error text);
     END LOOP;
 END
 $$;

@@ -28,6 +28,14 @@ $$;
 COMMENT ON FUNCTION shardmap._plain_settings_sql() IS
     'statements that give a shard''s session, for one transaction, the settings under which rows are compared as text, and memory to sort them';
 
+CREATE FUNCTION shardmap._ask_each(shards text[], sql text)
+    RETURNS TABLE (shard text, success boolean, command text, result jsonb, error text)
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'ask_each_wrapper';
+COMMENT ON FUNCTION shardmap._ask_each(text[], text) IS
+    'run_on_each() for a question that leaves nothing behind: its sessions serve the next question of this transaction too';
+REVOKE ALL ON FUNCTION shardmap._ask_each(text[], text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._ask_each(text[], text) TO shardmap_admin;
+
 -- In this transaction's session on each shard, one after the other; or in sessions of their own, all at once.
 CREATE FUNCTION shardmap._ask_shards(shards text[], query text, transactional boolean)
 RETURNS TABLE (shard text, answer text, error text)
@@ -42,7 +50,7 @@ BEGIN
     ELSE
         RETURN QUERY SELECT e.shard, e.result -> 0 ->> 'answer',
                 CASE WHEN e.success AND e.result -> 0 ->> 'answer' IS NULL THEN 'the shard gave no answer' ELSE e.error END
-            FROM shardmap.run_on_each(shards, shardmap._plain_settings_sql() || query) e;
+            FROM shardmap._ask_each(shards, shardmap._plain_settings_sql() || query) e;
     END IF;
 END
 $$;
@@ -112,17 +120,25 @@ $$;
 COMMENT ON FUNCTION shardmap._check_answer(regclass, text, text) IS 'raises an error if a shard gave one';
 
 -- A logical table has no primary key here; its tables on the shards may have.
+CREATE FUNCTION shardmap._primary_key_sql(relation regclass) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT format('SELECT array_prepend(row_security_active(%1$L)::text, array_agg(a.attname::text '
+            'ORDER BY u.n) FILTER (WHERE u.n > 0))::text AS answer FROM (VALUES (0)) v (n) LEFT JOIN pg_constraint c '
+            'ON c.conrelid = %1$L::regclass AND c.contype = ''p'' LEFT JOIN unnest(c.conkey) WITH ORDINALITY u (k, n) ON true '
+            'LEFT JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = u.k', shardmap._shard_table(relation))
+$$;
+COMMENT ON FUNCTION shardmap._primary_key_sql(regclass) IS 'query for whether row security hides rows of a shard''s table, and the columns of its primary key';
+REVOKE ALL ON FUNCTION shardmap._primary_key_sql(regclass) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._primary_key_sql(regclass) TO shardmap_admin;
+
 CREATE FUNCTION shardmap._primary_key(relation regclass, shards text[], transactional boolean) RETURNS text[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found record;
     primary_key text[];
 BEGIN
-    FOR found IN SELECT a.* FROM shardmap._ask_shards(shards, format('SELECT array_prepend(row_security_active(%1$L)::text, array_agg(a.attname::text '
-            'ORDER BY u.n) FILTER (WHERE u.n > 0))::text AS answer FROM (VALUES (0)) v (n) LEFT JOIN pg_constraint c '
-            'ON c.conrelid = %1$L::regclass AND c.contype = ''p'' LEFT JOIN unnest(c.conkey) WITH ORDINALITY u (k, n) ON true '
-            'LEFT JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = u.k', shardmap._shard_table(relation)),
-            transactional) WITH ORDINALITY a ORDER BY a.ordinality DESC LOOP
+    FOR found IN SELECT a.* FROM shardmap._ask_shards(shards, shardmap._primary_key_sql(relation), transactional)
+            WITH ORDINALITY a ORDER BY a.ordinality DESC LOOP
         PERFORM shardmap._check_answer(relation, found.shard, found.error);
         primary_key := found.answer::text[];
         IF primary_key[1]::boolean THEN

@@ -45,17 +45,9 @@ GRANT EXECUTE ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer
 CREATE FUNCTION shardmap._readable_shards(relation regclass, shards text[]) RETURNS TABLE (shard text, primary_key text[], error text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    FOREACH shard IN ARRAY shards LOOP
-        BEGIN
-            primary_key := shardmap._primary_key(relation, ARRAY[shard], false);
-            error := NULL;
-        EXCEPTION
-            WHEN object_not_in_prerequisite_state THEN
-                GET STACKED DIAGNOSTICS error := PG_EXCEPTION_DETAIL;
-                primary_key := NULL;
-        END;
-        RETURN NEXT;
-    END LOOP;
+    RETURN QUERY SELECT a.shard, (a.answer::text[])[2:], coalesce(a.error,
+            CASE WHEN (a.answer::text[])[1]::boolean THEN 'Row security hides rows of the table there.' END)
+        FROM shardmap._ask_shards(shards, shardmap._primary_key_sql(relation), false) a;
 END
 $$;
 COMMENT ON FUNCTION shardmap._readable_shards(regclass, text[]) IS 'shards with the primary key of a logical table''s table there, or why it cannot be read';

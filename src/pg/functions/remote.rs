@@ -18,7 +18,8 @@ use crate::pg::reads::session;
 use crate::pg::remote::resolve::look_around;
 use crate::pg::remote::transaction::note_administration;
 use crate::pg::remote::{
-    connections, copy_rows, copy_rows_to_each, guard, pipe, run_everywhere, Connection, Failure, Result,
+    ask_everywhere, connections, copy_rows, copy_rows_to_each, guard, pipe, run_everywhere, Connection, Failure,
+    Outcome, Result,
 };
 use crate::pg::replicas::registry;
 
@@ -53,6 +54,26 @@ impl Call {
             Failure::new(PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED, "array of names must not hold NULL")
                 .hint("Remove the NULL elements.")
         })
+    }
+
+    /// Runs the text of argument 1 on the shards of argument 0, and returns a row for each.
+    fn outcomes(self, run: fn(&[String], pg_sys::Oid, &CStr) -> Vec<Outcome>) -> Result<Datum> {
+        let rows = self.rows();
+        let sql = self.text(1);
+        for outcome in run(&self.names(0)?, user(), &sql) {
+            rows.put(|| {
+                let shard = Some(text(outcome.shard.as_bytes()));
+                match outcome.result {
+                    Ok((tag, json)) => {
+                        vec![shard, Some(Datum::from(true)), Some(text(tag.as_bytes())), json.and_then(jsonb), None]
+                    }
+                    Err(failure) => {
+                        vec![shard, Some(Datum::from(false)), None, None, Some(text(failure.to_text().as_bytes()))]
+                    }
+                }
+            });
+        }
+        Ok(Datum::from(0))
     }
 
     /// Prepares for rows. They are kept on disk if they are many.
@@ -196,22 +217,15 @@ sql_function! {
     /// `run_on_each(shards, sql)`: the statement on each of the shards, a row of result or error for each.
     run_on_each_wrapper, pg_finfo_run_on_each_wrapper,
     |call| {
-        let rows = call.rows();
-        let sql = call.text(1);
-        for outcome in run_everywhere(&call.names(0)?, user(), &sql) {
-            rows.put(|| {
-                let shard = Some(text(outcome.shard.as_bytes()));
-                match outcome.result {
-                    Ok((tag, json)) => {
-                        vec![shard, Some(Datum::from(true)), Some(text(tag.as_bytes())), json.and_then(jsonb), None]
-                    }
-                    Err(failure) => {
-                        vec![shard, Some(Datum::from(false)), None, None, Some(text(failure.to_text().as_bytes()))]
-                    }
-                }
-            });
-        }
-        Ok(Datum::from(0))
+        call.outcomes(run_everywhere)
+    }
+}
+
+sql_function! {
+    /// `_ask_each(shards, sql)`: the same for a question, in sessions that the next question of the transaction uses.
+    ask_each_wrapper, pg_finfo_ask_each_wrapper,
+    |call| {
+        call.outcomes(ask_everywhere)
     }
 }
 

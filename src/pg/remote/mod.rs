@@ -9,7 +9,7 @@
 //! [`guard`]), `target` (server and mapping as options), `dial` and `link` (one connection), `portal` and `stream` (what is
 //! on it: rows that come, rows that go), `transaction` (BEGIN to COMMIT), `commit`, `two_phase`, `resolve` (of several
 //! shards), `deadlock` (waits in a circle), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `pipe` (from shard to shard),
-//! `scatter` (one statement on many shards, each in a session of its own), `line` (one question again and again), `json`. The
+//! `scatter` (one statement on many shards, each in a session of its own), `kept` (for the next one), `line` (one question again and again), `json`. The
 //! SQL functions are in `functions::remote`.
 
 mod admit;
@@ -25,6 +25,7 @@ mod dial;
 pub mod failure;
 mod idle;
 mod json;
+mod kept;
 pub mod libpq;
 pub mod line;
 mod link;
@@ -52,7 +53,7 @@ pub use copy::{copy_rows, copy_rows_to_each};
 pub use failure::{guard, Failure, Result};
 pub use pipe::pipe;
 pub use pool::{any_wrote, generation, Connection};
-pub use scatter::run_everywhere;
+pub use scatter::{ask_everywhere, run_everywhere, Outcome};
 pub use slots::{figures as connections, AREA as CONNECTIONS};
 
 /// Registers callbacks. Called once per process.

@@ -18,6 +18,7 @@ use super::answer::Answer;
 use super::carried::Needs;
 use super::failure::{guard, Result};
 use super::idle;
+use super::kept;
 use super::link::Link;
 use super::portal::{Portal, Request};
 use super::target::{password_required, Target};
@@ -122,6 +123,9 @@ const SETTLE_LIMIT: Duration = Duration::from_millis(200);
 /// Closes links that this transaction has not used, if they go to `server`, or others wait for them, or `any`. Whether that
 /// may have made room for a link to `server`.
 pub fn make_room(server: pg_sys::Oid, any: bool) -> bool {
+    if kept::close((!any).then_some(server)) {
+        return true;
+    }
     let spare = |link: &Rc<Link>| link.is_open() && !link.touched.get() && !link.in_transaction() && !link.is_active();
     let links: Vec<_> = POOL.with(|pool| pool.links.borrow().iter().filter(|link| spare(link)).cloned().collect());
     let mut made = false;

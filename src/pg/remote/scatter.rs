@@ -3,7 +3,7 @@
 //! For administrators. What always holds: a shard's failure is a value in its row and does not stop the others; nothing of
 //! the statement (settings, temporary tables, locks) stays behind in a session that something else will use; no more
 //! shards are busy at a time than `shardmap.max_fanout_width` says; a cancel ends the statement on all of them. Each shard commits by itself, outside
-//! the local transaction.
+//! the local transaction. Questions, which leave nothing behind, share sessions as long as the local transaction lasts (`kept`).
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -17,6 +17,7 @@ use super::admit;
 use super::dial::Dial;
 use super::failure::{pass_on, Failure, Result};
 use super::json::push_row;
+use super::kept;
 use super::libpq::{Answer, AnswerKind, Conn, TransactionStatus};
 use super::target::{Session, Target};
 use super::wait::{wait_any, Interest};
@@ -36,6 +37,15 @@ pub struct Outcome {
 /// Runs `sql` on each of `shards` as `user`, with the caller's search_path and TimeZone. The outcomes are in the order
 /// of `shards`.
 pub fn run_everywhere(shards: &[String], user: pg_sys::Oid, sql: &CStr) -> Vec<Outcome> {
+    run(shards, user, sql, false)
+}
+
+/// As [`run_everywhere`], for statements that write nothing and leave nothing behind in their session.
+pub fn ask_everywhere(shards: &[String], user: pg_sys::Oid, sql: &CStr) -> Vec<Outcome> {
+    run(shards, user, sql, true)
+}
+
+fn run(shards: &[String], user: pg_sys::Oid, sql: &CStr, asks: bool) -> Vec<Outcome> {
     let replicas = registry::all();
     let is_replica = |name: &str| replicas.iter().any(|replica| replica.name == name);
     let session = Session::plain(setting(c"search_path"), setting(c"TimeZone"));
@@ -46,15 +56,22 @@ pub fn run_everywhere(shards: &[String], user: pg_sys::Oid, sql: &CStr) -> Vec<O
         while running.0.len() < settings::fanout_width() {
             let Some(at) = waiting.pop_front() else { break };
             let alone = running.0.is_empty();
-            let dialing = Target::resolve(&shards[at], user).and_then(|target| {
+            let begun = Target::resolve(&shards[at], user).map(Rc::new).and_then(|target| {
                 // Whether it writes, nobody knows.
-                if !is_replica(&shards[at]) {
+                if !asks && !is_replica(&shards[at]) {
                     note_write(target.id);
                 }
-                admit::start(&Rc::new(target), &session, alone)
+                let kept = if asks { kept::take(&target) } else { None };
+                let state = match kept {
+                    Some(conn) => Some(State::Ready(conn)),
+                    None => admit::start(&target, &session, alone)?.map(State::Dialing),
+                };
+                Ok(state.map(|state| (target, state)))
             });
-            match dialing {
-                Ok(Some(dial)) => running.0.push(Talk { at, shard: &shards[at], state: State::Dialing(dial) }),
+            match begun {
+                Ok(Some((target, state))) => {
+                    running.0.push(Talk { at, shard: &shards[at], keeps: asks.then_some(target), state });
+                }
                 // There is no place: those at work come first.
                 Ok(None) => {
                     waiting.push_front(at);
@@ -98,10 +115,14 @@ fn setting(name: &CStr) -> String {
 struct Talk<'a> {
     at: usize,
     shard: &'a str,
+    /// Its connection is put by when it has answered.
+    keeps: Option<Rc<Target>>,
     state: State,
 }
 
 enum State {
+    /// Connected, and nothing sent.
+    Ready(Conn),
     Dialing(Dial),
     Talking(Conn, Collected),
     Over,
@@ -110,6 +131,7 @@ enum State {
 impl Talk<'_> {
     fn waits_for(&self) -> (i32, Interest) {
         match &self.state {
+            State::Ready(conn) => (conn.socket(), Interest::Write),
             State::Dialing(dial) => dial.waits_for(),
             State::Talking(conn, collected) => {
                 (conn.socket(), if collected.sent { Interest::Read } else { Interest::ReadOrWrite })
@@ -132,7 +154,10 @@ impl Talk<'_> {
                 return Ok(None);
             }
             let State::Dialing(dial) = std::mem::replace(&mut self.state, State::Over) else { return Ok(None) };
-            let conn = dial.into_conn();
+            self.state = State::Ready(dial.into_conn());
+        }
+        if matches!(self.state, State::Ready(_)) {
+            let State::Ready(conn) = std::mem::replace(&mut self.state, State::Over) else { return Ok(None) };
             if !conn.send_query(sql) {
                 return Err(self.lost(&conn.error_message()));
             }
@@ -145,9 +170,12 @@ impl Talk<'_> {
         while !conn.is_busy() {
             let Some(answer) = conn.next_answer() else {
                 pass_on(self.shard, conn.take_notices());
-                let State::Talking(_, collected) = std::mem::replace(&mut self.state, State::Over) else {
+                let State::Talking(conn, collected) = std::mem::replace(&mut self.state, State::Over) else {
                     return Ok(None);
                 };
+                if let Some(target) = self.keeps.take() {
+                    kept::put(target, conn);
+                }
                 return collected.done().map(Some);
             };
             if answer.kind() == AnswerKind::Error && !conn.is_ok() {

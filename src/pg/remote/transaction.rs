@@ -21,7 +21,7 @@ use super::link::Link;
 use super::pool;
 use super::wait::forget_cancel;
 use super::wire::decode::Status;
-use super::{cleanup, commit, two_phase};
+use super::{cleanup, commit, kept, two_phase};
 use crate::pg::alone::ends_transaction;
 use crate::pg::reads::{session, snapshot};
 use crate::pg::{reference, savepoint};
@@ -268,6 +268,7 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *m
             pg_sys::XactEvent::XACT_EVENT_PREPARE,
         ];
         if is_end.contains(&event) {
+            kept::close(None);
             pool::rest();
         }
         Ok(())
