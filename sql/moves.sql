@@ -7,6 +7,13 @@
 CREATE SEQUENCE shardmap.move_id_seq;
 COMMENT ON SEQUENCE shardmap.move_id_seq IS 'numbers of moves';
 
+-- Who asks, also within SECURITY DEFINER functions.
+CREATE FUNCTION shardmap._outer_role() RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE current_setting('role') WHEN 'none' THEN session_user::text ELSE current_setting('role') END
+$$;
+COMMENT ON FUNCTION shardmap._outer_role() IS 'the session''s role, by SET ROLE if there was one';
+
 CREATE TABLE shardmap.move (
     id bigint PRIMARY KEY DEFAULT pg_catalog.nextval('shardmap.move_id_seq'),
     keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace,
@@ -23,6 +30,7 @@ CREATE TABLE shardmap.move (
     verified boolean NOT NULL DEFAULT false,
     resumed boolean NOT NULL DEFAULT false,
     fires boolean NOT NULL DEFAULT false,
+    planned_by text COLLATE pg_catalog."C" NOT NULL DEFAULT shardmap._outer_role(),
     readers text[],
     created_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     started_at timestamptz,
@@ -54,6 +62,7 @@ COMMENT ON COLUMN shardmap.move.snapshot IS 'snapshot of the source up to which 
 COMMENT ON COLUMN shardmap.move.verified IS 'both sides were compared in full, and were equal';
 COMMENT ON COLUMN shardmap.move.resumed IS 'a run has taken it up: what was copied beyond the watermarks is to be dropped first';
 COMMENT ON COLUMN shardmap.move.fires IS 'the shards'' tables have triggers or foreign keys, past which the rows are written';
+COMMENT ON COLUMN shardmap.move.planned_by IS 'role that planned it: workers run it as this one';
 COMMENT ON COLUMN shardmap.move.readers IS 'transactions that may still read by the map before';
 COMMENT ON COLUMN shardmap.move.created_at IS 'when it was planned';
 COMMENT ON COLUMN shardmap.move.started_at IS 'when it was first run';
@@ -110,7 +119,19 @@ COMMENT ON COLUMN shardmap.hidden_rows.relation IS 'the logical table';
 COMMENT ON COLUMN shardmap.hidden_rows.shard IS 'the shard';
 COMMENT ON COLUMN shardmap.hidden_rows.key IS 'their key, as the table''s type reads it';
 
-GRANT SELECT ON shardmap.move, shardmap.move_table, shardmap.hidden_rows TO PUBLIC;
+CREATE TABLE shardmap.move_run (
+    move bigint PRIMARY KEY REFERENCES shardmap.move,
+    attempts integer NOT NULL DEFAULT 0,
+    place text,
+    next_attempt timestamptz
+);
+COMMENT ON TABLE shardmap.move_run IS 'moves that background workers run';
+COMMENT ON COLUMN shardmap.move_run.move IS 'number of the move';
+COMMENT ON COLUMN shardmap.move_run.attempts IS 'workers in a row that were started at the same place';
+COMMENT ON COLUMN shardmap.move_run.place IS 'how far the move had come when the last worker was started';
+COMMENT ON COLUMN shardmap.move_run.next_attempt IS 'no worker is started before';
+
+GRANT SELECT ON shardmap.move, shardmap.move_table, shardmap.hidden_rows, shardmap.move_run TO PUBLIC;
 
 SELECT pg_catalog.pg_extension_config_dump('shardmap.move_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.move', '');
@@ -183,8 +204,9 @@ CREATE VIEW shardmap.moves AS
             - m.started_at), 0)::double precision AS rows_per_second,
         c.relation AS copying, c.watermark,
         m.changes, m.last_changes, m.fences, m.pause, m.map_version, m.created_at, m.started_at, m.flipped_at, m.finished_at,
-        m.last_error
+        m.last_error, m.planned_by, r.attempts, r.next_attempt
       FROM shardmap.move m
+      LEFT JOIN shardmap.move_run r ON r.move = m.id
       LEFT JOIN LATERAL (SELECT t.relation, t.watermark FROM shardmap.move_table t
             WHERE t.move = m.id AND NOT t.copied ORDER BY t.position LIMIT 1) c ON true
      ORDER BY m.id;
@@ -216,6 +238,9 @@ COMMENT ON COLUMN shardmap.moves.started_at IS 'when it was first run';
 COMMENT ON COLUMN shardmap.moves.flipped_at IS 'when the target became the owner';
 COMMENT ON COLUMN shardmap.moves.finished_at IS 'when it came to its end';
 COMMENT ON COLUMN shardmap.moves.last_error IS 'why the last attempt of a step failed';
+COMMENT ON COLUMN shardmap.moves.planned_by IS 'role that planned it: workers run it as this one';
+COMMENT ON COLUMN shardmap.moves.attempts IS 'workers in a row that were started at the same place; NULL: none is to run it';
+COMMENT ON COLUMN shardmap.moves.next_attempt IS 'no worker is started before';
 GRANT SELECT ON shardmap.moves TO PUBLIC;
 
 -- The one way to change a move: `changes` are its columns, `event` brings it to its next state.

@@ -275,6 +275,9 @@ BEGIN
     IF wish = 'cancel' THEN
         PERFORM shardmap._next_move_state(state, 'cancel'); -- an error if it is too late
     END IF;
+    IF wish IS DISTINCT FROM 'pause' THEN
+        PERFORM shardmap._want_worker(id, false);
+    END IF;
     RETURN state;
 END
 $$;

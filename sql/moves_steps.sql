@@ -302,9 +302,11 @@ GRANT EXECUTE ON FUNCTION shardmap._clean(shardmap.move, text) TO shardmap_admin
 CREATE FUNCTION shardmap._move_step(id bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    job shardmap.move := shardmap._update_move(id, '{}');
+    job shardmap.move;
     has_snapshot constant boolean := current_setting('transaction_isolation') = 'repeatable read';
 BEGIN
+    PERFORM shardmap._hold_move(id);
+    job := shardmap._update_move(id, '{}');
     IF job.wish = 'cancel' AND shardmap._can_cancel_move(job.state) THEN
         PERFORM shardmap._update_move(id, '{"wish": null, "readers": null}', 'cancel');
         RETURN 'plain';
@@ -346,6 +348,7 @@ BEGIN
         RAISE NOTICE 'move % is %', id, replace(job.state, '_', ' ');
         RETURN NULL;
     END IF;
+    PERFORM shardmap._hold_move(id);
     -- What a run before this one has left prepared on the shards is committed or rolled back first.
     PERFORM shardmap.resolve_transactions();
     PERFORM shardmap._update_move(id, jsonb_build_object('resumed', true, 'started_at', coalesce(job.started_at, clock_timestamp())));
@@ -385,12 +388,14 @@ BEGIN
         IF failed THEN
             COMMIT;
             PERFORM shardmap._update_move(id, pg_catalog.jsonb_build_object('last_error', said));
+            PERFORM shardmap._release_move(id);
             COMMIT;
             RAISE EXCEPTION USING ERRCODE = code, MESSAGE = said,
                 DETAIL = CASE WHEN pg_catalog.texteq(detail, '') THEN pg_catalog.format('Move %s has stopped.', id) ELSE detail END,
                 HINT = CASE WHEN pg_catalog.texteq(hint, '') THEN pg_catalog.format('CALL shardmap.run_move(%s) goes on where it was.', id) ELSE hint END;
         END IF;
     END LOOP;
+    PERFORM shardmap._release_move(id);
 END
 $$;
 COMMENT ON PROCEDURE shardmap.run_move(bigint) IS 'runs a move to its end, step by step, each committed; after a failure or a crash it goes on where it was';

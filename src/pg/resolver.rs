@@ -5,8 +5,8 @@
 //! look left something open; and every database at the server's start and every [`SWEEP`]. So nothing stays connected to
 //! a database, which can be dropped, and an error ends one look and nothing else. What always holds: no worker runs unless
 //! the library is preloaded, nor on a standby; a database without the extension is left at once; a signal to stop is
-//! obeyed at once. It starts the samplers of replicas as well. Refuses nothing. Read next: `remote::resolve` for what a
-//! look does, `replicas::launch` for samplers.
+//! obeyed at once. It starts the samplers of replicas and the workers of moves as well.
+//! Refuses nothing. Read next: `remote::resolve` for what a look does, `replicas::launch`, `moves::launch`.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -20,6 +20,7 @@ use super::area::{self, Area};
 use super::catalog::scan;
 use super::clock::now;
 use super::encoding;
+use super::moves::launch as moves;
 use super::remote::deadlock::Waiting;
 use super::remote::resolve;
 use super::replicas::launch;
@@ -44,22 +45,29 @@ pub struct Shared {
     databases: [AtomicU32; DATABASES],
     /// When a look at it was last called for; the last entry is that of all other databases.
     called: [AtomicI64; DATABASES + 1],
+    /// When its moves are to be looked at: `moves::launch`.
+    moves: [AtomicI64; DATABASES + 1],
     waiting: Waiting,
 }
 
 impl Shared {
-    /// The entry of a database. `claim`: takes a free one.
-    fn entry(&self, database: u32, claim: bool) -> &AtomicI64 {
-        for (known, called) in self.databases.iter().zip(&self.called) {
+    /// The place of a database. `claim`: takes a free one.
+    fn place(&self, database: u32, claim: bool) -> usize {
+        for (place, known) in self.databases.iter().enumerate() {
             if claim {
                 // Fails if it is taken, by this database perhaps.
                 let _ = known.compare_exchange(0, database, Ordering::Relaxed, Ordering::Relaxed);
             }
             if known.load(Ordering::Relaxed) == database {
-                return called;
+                return place;
             }
         }
-        &self.called[DATABASES]
+        DATABASES
+    }
+
+    /// When a look at a database was last called for.
+    fn called(&self, database: u32, claim: bool) -> &AtomicI64 {
+        &self.called[self.place(database, claim)]
     }
 }
 
@@ -91,8 +99,13 @@ pub fn note_commit() {
     if let Some(shared) = shared() {
         // SAFETY: a variable of the session.
         let database = unsafe { pg_sys::MyDatabaseId };
-        shared.entry(database.to_u32(), true).store(now(), Ordering::Relaxed);
+        shared.called(database.to_u32(), true).store(now(), Ordering::Relaxed);
     }
+}
+
+/// When the moves of a database are to be looked at; `None`: the library is not preloaded.
+pub fn moves_due(database: pg_sys::Oid) -> Option<&'static AtomicI64> {
+    shared().map(|shared| &shared.moves[shared.place(database.to_u32(), true)])
 }
 
 /// Calls the launcher: something was left prepared. Raises no error.
@@ -165,10 +178,16 @@ pub unsafe extern "C-unwind" fn shardmap_launcher_main(_argument: pg_sys::Datum)
         let begin = Instant::now();
         // A database that called in the last look counts until the one after the next.
         let recent = interval_now.map(|interval| RECENT.max(2 * interval.as_micros() as i64));
-        if sweeps || recent.is_some() {
+        let moves = || shared.moves.iter().filter_map(moves::wait_of).min();
+        if sweeps || recent.is_some() || moves().is_some_and(|wait| wait.is_zero()) {
             for database in databases() {
-                let called = shared.entry(database.to_u32(), false).load(Ordering::Relaxed);
-                if sweeps || recent.is_some_and(|recent| now().saturating_sub(called) < recent) {
+                let called = shared.called(database.to_u32(), false).load(Ordering::Relaxed);
+                let due = &shared.moves[shared.place(database.to_u32(), false)];
+                let has_moves = moves::wait_of(due).is_some_and(|wait| wait.is_zero());
+                if sweeps || has_moves || recent.is_some_and(|recent| now().saturating_sub(called) < recent) {
+                    if has_moves {
+                        moves::begin(due);
+                    }
                     look_at(database);
                 }
             }
@@ -176,7 +195,8 @@ pub unsafe extern "C-unwind" fn shardmap_launcher_main(_argument: pg_sys::Datum)
         if sweeps {
             swept = Some(begin);
         }
-        rest(interval().unwrap_or(SWEEP), true);
+        let wait = interval().unwrap_or(SWEEP);
+        rest(moves().map_or(wait, |moves| moves.min(wait)), true);
         rest(resolve::YOUNG, false);
     }
 }
@@ -294,6 +314,7 @@ pub unsafe extern "C-unwind" fn shardmap_resolver_main(database: pg_sys::Datum) 
         }
     }
     pg_sys::CommitTransactionCommand();
+    moves::start_due();
 }
 
 fn tell(shards: &[resolve::Shard]) {

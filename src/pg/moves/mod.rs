@@ -4,7 +4,10 @@
 //! session is committed), `move_copied`, `move_caught_up`, `move_verified`, `move_fenced`, `move_flip` (before it is
 //! committed), `move_flipped`, `move_cleaning:N`, `move_done`, `move_rollback`.
 
+mod hold;
+pub mod launch;
 mod settings;
+mod worker;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,7 +18,11 @@ use shardmap_core::reshard::{Event, State};
 use super::error::Refusal;
 use super::remote::{crash, Result};
 
-pub use settings::init;
+/// Defines settings, and sees to locks. Once per process.
+pub fn init() {
+    settings::init();
+    hold::init();
+}
 
 thread_local! {
     /// How often each crash point was met in this session.

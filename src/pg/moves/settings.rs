@@ -7,6 +7,12 @@ static FENCE_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(500);
 /// Seconds.
 static CLEANUP_DELAY: GucSetting<i32> = GucSetting::<i32>::new(10);
 static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
+
+/// Moves that background workers run at the same time in a database.
+pub fn max_workers() -> u32 {
+    MAX_WORKERS.get().unsigned_abs()
+}
 
 /// Defines them. They are read by SQL.
 pub fn init() {
@@ -39,6 +45,16 @@ pub fn init() {
         1,
         10_000_000,
         GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.max_move_workers",
+        c"Sets how many moves background workers run at the same time in a database.",
+        c"Each takes one of max_worker_processes. 0: none is started; those that run go on.",
+        &MAX_WORKERS,
+        0,
+        64,
+        GucContext::Sighup,
         GucFlags::default(),
     );
 }
