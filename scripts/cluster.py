@@ -165,7 +165,7 @@ class Cluster:
             database = self.shard_database(shard, name)
             self.shard_server(shard).psql(f'DROP DATABASE IF EXISTS "{database}" WITH (FORCE)')
 
-    def wait_for_replicas(self, timeout=30):
+    def wait_for_replicas(self, timeout=60):
         """Waits until every replica has applied what its primary had written when this was called."""
         for group, primary in zip(self.replica_servers, self.shard_servers):
             wanted = primary.psql("SELECT pg_current_wal_lsn()") if group else None

@@ -50,7 +50,7 @@ def pgbouncer(folder, databases, dbname, user="postgres", **settings):
 
 
 def wait_for(dsn, process):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         try:
             psycopg.connect(dsn).close()

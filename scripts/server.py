@@ -35,6 +35,10 @@ SETTINGS = {
 }
 
 
+# States of a process that does not run any more, though its parent may not have noticed.
+ENDED = ("", "Z", "X")
+
+
 class ServerError(Exception):
     """A server could not be made, started or asked; the message says why and where its log is."""
 
@@ -53,14 +57,23 @@ def give_to_run_user(path):
         os.chown(path, user.pw_uid, user.pw_gid)
 
 
+_given_out = set()
+
+
 def free_port():
-    """A free port of 127.0.0.1, below the range that outgoing connections use, so that a restart finds it free."""
+    """A free port of 127.0.0.1, below the range that outgoing connections use, so that a restart finds it free.
+
+    No port is given out twice: its server may be stopped at the moment.
+    """
     for _ in range(200):
         port = random.SystemRandom().randrange(20000, 32000)
+        if port in _given_out:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
+                _given_out.add(port)
                 return port
             except OSError:
                 continue
@@ -155,10 +168,13 @@ class Server:
         pid = self.pid()
         if pid is None:
             return
-        os.kill(pid, signal.SIGSTOP)  # so that it starts nothing more while its children are killed
-        for child in children(pid):
+        _freeze(pid)  # so that it starts nothing more while its children are killed
+        sessions = children(pid)
+        for child in sessions:
             _send(child, signal.SIGKILL)
-        self._signal(signal.SIGKILL, 10)
+        self._signal(signal.SIGKILL, 60)
+        for child in sessions:
+            self._await_end(child, 60)  # until then its shared memory is in use, and no server starts on the folder
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def restart(self, mode="fast"):
@@ -168,8 +184,9 @@ class Server:
     def pause(self):
         """Freezes the server and its sessions: to the others it is as if the network were gone."""
         pid = self.pid()
-        for each in [pid, *children(pid)]:
-            _send(each, signal.SIGSTOP)
+        _freeze(pid)
+        for child in children(pid):
+            _freeze(child)
 
     def resume(self):
         pid = self.pid()
@@ -181,10 +198,25 @@ class Server:
         if pid is None:
             return
         os.kill(pid, number)
+        self._await_end(pid, timeout)
+
+    def _await_end(self, pid, timeout):
         deadline = time.monotonic() + timeout
-        while _alive(pid):
+        while _state(pid) not in ENDED:
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.name} (pid {pid}) does not end after {timeout} s:\n{self.log_tail()}")
+            time.sleep(0.02)
+
+    def reload(self, **changes):
+        """Changes settings of the running server (None resets one), and waits until all new sessions have them."""
+        for name, value in changes.items():
+            self.psql(f"ALTER SYSTEM RESET {name}" if value is None else f"ALTER SYSTEM SET {name} = '{value}'")
+        began = self.psql("SELECT clock_timestamp()")
+        self.psql("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + 60
+        while self.psql(f"SELECT pg_conf_load_time() > '{began}'") != "t":
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.name} does not reload its settings after 60 s:\n{self.log_tail()}")
             time.sleep(0.02)
 
     def psql(self, sql, dbname="postgres", user="postgres"):
@@ -220,16 +252,26 @@ def children(pid):
         return []
 
 
-def _alive(pid):
-    """Does the process run? One that has ended and waits for its parent to notice does not."""
+def _state(pid):
+    """The process' state as the kernel names it, "" if there is none."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         pass
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
-        return False
+        return ""
+
+
+def _freeze(pid):
+    """Stops the process, and waits until it stands still: it may be in the middle of starting another."""
+    _send(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 60
+    while _state(pid) not in (*ENDED, "T", "t"):
+        if time.monotonic() > deadline:
+            raise ServerError(f"process {pid} cannot be stopped")
+        time.sleep(0.001)
 
 
 def _send(pid, number):

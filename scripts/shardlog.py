@@ -38,11 +38,11 @@ class ShardLog:
 
     @contextlib.contextmanager
     def switched_on(self):
-        """The servers log statements while this holds, in sessions that exist already only after a moment."""
+        """The servers log statements of new sessions while this holds, in older ones only after a moment."""
         for server in self.servers:
-            server.psql("ALTER SYSTEM SET log_statement = 'all'; SELECT pg_reload_conf()")
+            server.reload(log_statement="all")
         try:
             yield self
         finally:
             for server in self.servers:
-                server.psql("ALTER SYSTEM RESET log_statement; SELECT pg_reload_conf()")
+                server.reload(log_statement=None)

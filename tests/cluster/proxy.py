@@ -25,6 +25,7 @@ import threading
 from dataclasses import dataclass, field
 
 from server import free_port
+from patience import PATIENCE
 
 TO_SERVER, TO_CLIENT = ">", "<"
 CANCEL, TLS_REQUESTS = 80877102, (80877103, 80877104)
@@ -72,10 +73,11 @@ class Fault:
     sides: str
     seconds: float
     hit: threading.Event = field(default_factory=threading.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def wait(self, timeout=10):
+    def wait(self):
         """Waits until it has happened."""
-        assert self.hit.wait(timeout), f"no message met {self}"
+        assert self.hit.wait(PATIENCE), f"no message met {self}"
 
     def meets(self, direction, kind, message):
         if direction != self.direction or self.times == 0 or (self.types and kind not in self.types):
@@ -152,20 +154,27 @@ class Proxy:
             self._do(self.counts.remove, count)
 
     def on(self, action, direction=TO_SERVER, types=None, text=None, skip=0, after=False, times=1, sides="both", seconds=0.0):
-        """Arms a fault: "cut", "reset", "stall" or "delay" (by `seconds`), at a message of those types with that text.
+        """Arms a fault: "cut", "reset", "stall", "delay" (by `seconds`) or "hold", at a message of those types with that
+        text. "stall" is for all connections until `resume`, "hold" for that message's until `release`.
 
         Messages are counted from now on, over all connections; the login's are not looked at. Without types and text every
         message matches.
         """
-        assert action in ("cut", "reset", "stall", "delay") and sides in ("both", "client", "server")
+        assert action in ("cut", "reset", "stall", "delay", "hold") and sides in ("both", "client", "server")
         fault = Fault(action, direction, types, text, skip, after, times, sides, seconds)
         self._do(self.faults.append, fault)
         return fault
 
     def clear(self):
-        """Disarms all faults and lets stalled messages go on."""
+        """Disarms all faults and lets messages that are stalled or held go on."""
+        for fault in self.faults:
+            self.release(fault)
         self._do(self.faults.clear)
         self.resume()
+
+    def release(self, fault):
+        """Lets a message that is held go on."""
+        self._do(fault.released.set)
 
     def end(self, sides="both", reset=False):
         """Ends all connections now."""
@@ -310,6 +319,8 @@ class Proxy:
         fault.hit.set()
         if fault.action == "delay":
             await asyncio.sleep(fault.seconds)
+        elif fault.action == "hold":
+            await fault.released.wait()
         elif fault.action == "stall":
             await self._flows[direction].wait()
         else:

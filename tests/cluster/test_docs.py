@@ -88,7 +88,7 @@ class Site:
             file = server.data / "pg_hba.conf"
             rules = file.read_text().removeprefix(PASSWORDS)
             file.write_text((PASSWORDS if asked else "") + rules)
-            server.psql("SELECT pg_reload_conf()")
+            server.reload()
 
     def tear_down(self):
         self.ask_for_passwords(False)

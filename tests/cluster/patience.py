@@ -1,0 +1,53 @@
+"""Waiting in tests: for conditions, for sessions that wait for locks, and for what runs in a thread.
+
+A machine may be ten times slower than another, and stand still for seconds anywhere. So no test waits for a time in which
+something usually happens, none takes it for granted that two things overlap, and a limit is one that only what is broken
+reaches: the time that something takes is no test of it.
+"""
+
+import threading
+import time
+
+PATIENCE = 60
+
+
+def wait_until(condition, said=lambda: "it did not happen in time"):
+    """Waits until `condition()` is true, and returns what it said; `said()` tells why it may not be."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.02)
+    return found
+
+
+def lock_waiters(conn):
+    """How many sessions of that database wait for a lock; `conn` may be in a transaction."""
+    return conn.execute("SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_stat_get_activity(NULL) a ON a.pid = l.pid"
+                        " WHERE NOT l.granted AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())"
+                        ).fetchone()[0]
+
+
+class Running:
+    """A call in a thread of its own."""
+
+    def __init__(self, call):
+        self._result, self._error = None, None
+        self.thread = threading.Thread(target=self._run, args=(call,))
+        self.thread.start()
+
+    def _run(self, call):
+        try:
+            self._result = call()
+        except BaseException as error:  # it is raised where the end is awaited
+            self._error = error
+
+    def is_over(self):
+        return not self.thread.is_alive()
+
+    def end(self):
+        """What it returned; raises what it raised."""
+        self.thread.join(PATIENCE)
+        assert self.is_over(), "it does not end"
+        if self._error:
+            raise self._error
+        return self._result
