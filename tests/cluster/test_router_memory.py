@@ -65,10 +65,9 @@ def violates(conn, number):
 
 
 def is_cancelled(conn, number):
-    with contextlib.suppress(errors.QueryCanceled):
-        conn.execute("SET statement_timeout = 5")
+    with contextlib.suppress(errors.QueryCanceled), conn.transaction():
+        conn.execute("SET LOCAL statement_timeout = 5")
         conn.execute("SELECT v, pg_sleep(1) FROM item WHERE k = 7 AND id = 1")
-    conn.execute("RESET statement_timeout")
 
 
 def cursor(conn, number):

@@ -2,6 +2,7 @@
 
 import psycopg
 import pytest
+from patience import PATIENCE
 from psycopg import errors
 from remote_place import address, execute, keys, rows, run_in_thread, server
 
@@ -181,14 +182,14 @@ def test_cancel_during_commit(place, conn):
     conn.execute("SET shardmap.multi_shard_commit = one_phase")
     with place.shard(1) as shard:
         shard.execute("DROP TABLE IF EXISTS public.d; DROP FUNCTION IF EXISTS public.no()")
-        shard.execute(DEFERRED.replace("RAISE EXCEPTION ''not here''", "PERFORM pg_catalog.pg_sleep(60)"))
+        shard.execute(DEFERRED.replace("RAISE EXCEPTION ''not here''", "PERFORM pg_catalog.pg_sleep(3600)"))
     conn.execute("BEGIN")
     execute(conn, "INSERT INTO public.d VALUES (1)", "shard-1")
     execute(conn, "INSERT INTO public.t VALUES (1)", "shard-0")
     thread, caught = run_in_thread(lambda: conn.execute("COMMIT"))
     place.wait_for_shard(1, 1, like="COMMIT")
     conn.cancel_safe()
-    thread.join(5)
+    thread.join(PATIENCE)
     assert isinstance(caught[0], errors.QueryCanceled) and 'shard "shard-1"' in caught[0].diag.context
     assert keys(place, 0) == [] and rows(conn, "SELECT a FROM public.d", "shard-1") == []
     with place.shard(1) as shard:

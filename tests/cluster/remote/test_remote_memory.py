@@ -43,9 +43,8 @@ def test_lost_connections_hold_memory_flat(place, conn):
     def some(count):
         for _ in range(count):
             everywhere(conn, "SELECT 1")
-            conn.execute("SET statement_timeout = '5ms'")
-            with pytest.raises(errors.QueryCanceled):
+            with pytest.raises(errors.QueryCanceled), conn.transaction():
+                conn.execute("SET LOCAL statement_timeout = '5ms'")
                 execute(conn, SLEEP)
-            conn.execute("RESET statement_timeout")
 
     check_flat(conn, some, 30, 100)

@@ -7,10 +7,12 @@ import socket
 import time
 
 import pytest
+from patience import PATIENCE, wait_until
 from psycopg import errors
 from remote_place import SLEEP, address, everywhere, execute, keys, rows, run_in_thread, server
 
-ESTABLISHED = "01"  # in /proc/net/tcp
+# In /proc/net/tcp: a state, and timers.
+ESTABLISHED, RETRANSMISSION, KEEPALIVE = "01", "01", "02"
 
 
 @contextlib.contextmanager
@@ -21,21 +23,24 @@ def silent_port():
 
 
 def test_connect_timeout(conn):
+    """The server's goes before the session's."""
     with silent_port() as port, server(conn, "silent", host="127.0.0.1", port=port, connect_timeout=2):
+        conn.execute("SET shardmap.connect_timeout = '1h'")
         begin = time.monotonic()
         with pytest.raises(errors.SqlclientUnableToEstablishSqlconnection, match="connect_timeout"):
             rows(conn, "SELECT 1", "silent")
-        assert 1.5 < time.monotonic() - begin < 4
-
-
-def test_connect_timeout_of_the_session(conn):
-    with silent_port() as port, server(conn, "silent", host="127.0.0.1", port=port):
-        conn.execute("SET shardmap.connect_timeout = 2")
-        begin = time.monotonic()
-        with pytest.raises(errors.SqlclientUnableToEstablishSqlconnection, match="connect_timeout"):
-            rows(conn, "SELECT 1", "silent")
-        assert 1.5 < time.monotonic() - begin < 4
+        assert time.monotonic() - begin > 1.5
         conn.execute("RESET shardmap.connect_timeout")
+
+
+def test_connect_timeout_of_the_session(place, conn):
+    with silent_port() as port, server(conn, "silent", host="127.0.0.1", port=port), \
+            place.connect(options="-c shardmap.connect_timeout=1h") as session:
+        session.execute("SET shardmap.connect_timeout = 2")
+        begin = time.monotonic()
+        with pytest.raises(errors.SqlclientUnableToEstablishSqlconnection, match="connect_timeout"):
+            rows(session, "SELECT 1", "silent")
+        assert time.monotonic() - begin > 1.5
 
 
 @pytest.mark.parametrize("options, within", [({}, range(1, 61)), ({"keepalives_idle": 900}, range(61, 901)),
@@ -43,49 +48,50 @@ def test_connect_timeout_of_the_session(conn):
 def test_keepalives(place, conn, options, within):
     """The kernel's timer of the coordinator's socket: source, Documentation/networking/proc_net_tcp: 2 is keepalive."""
     with server(conn, "alive", **address(place), **options):
-        port = int(rows(conn, "SELECT inet_client_port()", "alive")[0][0])
-        with open("/proc/net/tcp") as table:
-            sockets = [line.split() for line in table]
-        # A port may still be kept for a connection that has ended.
-        timers = [each[5] for each in sockets if each[1].endswith(f":{port:04X}") and each[3] == ESTABLISHED]
-        kind, hundredths = timers[0].split(":")
+        [ports] = rows(conn, "SELECT inet_client_port(), inet_server_port()", "alive")
+
+        def timer():
+            with open("/proc/net/tcp") as table:
+                sockets = [line.split() for line in table]
+            # A port may still be kept for a connection that has ended, or serve one to another place.
+            ends = [f":{int(port):04X}" for port in ports]
+            [found] = [each[5] for each in sockets if [each[1][-5:], each[2][-5:]] == ends and each[3] == ESTABLISHED]
+            kind, hundredths = found.split(":")
+            return None if kind == RETRANSMISSION else (kind, int(hundredths, 16))
+        # What was sent last may not have been acknowledged yet.
+        kind, hundredths = wait_until(timer)
         if within is None:
-            assert kind != "02"
+            assert kind != KEEPALIVE
         else:
-            assert kind == "02" and int(hundredths, 16) // 100 + 1 in within
+            assert kind == KEEPALIVE and hundredths // 100 + 1 in within
 
 
 def test_cancel_while_connecting(conn):
     with silent_port() as port, server(conn, "silent", host="127.0.0.1", port=port):
-        conn.execute("SET statement_timeout = '300ms'")
-        begin = time.monotonic()
+        conn.execute("SET shardmap.connect_timeout = '1h'; SET statement_timeout = '300ms'")
         with pytest.raises(errors.QueryCanceled):
             rows(conn, "SELECT 1", "silent")
-        assert time.monotonic() - begin < 2
-        conn.execute("RESET statement_timeout")
+        conn.execute("RESET statement_timeout; RESET shardmap.connect_timeout")
 
 
 @pytest.mark.parametrize("transactional", [True, False])
 def test_cancel(place, conn, transactional):
     thread, caught = run_in_thread(lambda: rows(conn, SLEEP, transactional=transactional))
     place.wait_for_shard(1)
-    begin = time.monotonic()
     conn.cancel_safe()
-    thread.join(10)
-    assert isinstance(caught[0], errors.QueryCanceled) and time.monotonic() - begin < 2
+    thread.join(PATIENCE)
+    assert isinstance(caught[0], errors.QueryCanceled)
     place.wait_for_shard(0)
     assert rows(conn, "SELECT 1", transactional=transactional) == [["1"]]
 
 
 def test_statement_timeout(place, conn):
     conn.execute("SET statement_timeout = '300ms'")
-    begin = time.monotonic()
     with pytest.raises(errors.QueryCanceled, match="statement timeout"):
         rows(conn, SLEEP)
-    assert time.monotonic() - begin < 2
+    conn.execute("RESET statement_timeout")
     place.wait_for_shard(0)
     assert rows(conn, "SELECT 1") == [["1"]]
-    conn.execute("RESET statement_timeout")
 
 
 def test_cancelled_transaction_frees_its_locks(place, conn):
@@ -98,7 +104,7 @@ def test_cancelled_transaction_frees_its_locks(place, conn):
         with pytest.raises(errors.QueryCanceled):
             execute(conn, "UPDATE public.t SET b = 'y' WHERE a = 2")
         conn.execute("ROLLBACK")
-        other.execute("SET lock_timeout = '1s'; UPDATE public.t SET b = 'z' WHERE a = 1; COMMIT")
+        other.execute("SET lock_timeout = '60s'; UPDATE public.t SET b = 'z' WHERE a = 1; COMMIT")
 
 
 def test_terminated_backend_ends_the_shards_query(place, conn):
@@ -106,8 +112,8 @@ def test_terminated_backend_ends_the_shards_query(place, conn):
     thread, _ = run_in_thread(lambda: rows(victim, SLEEP))
     place.wait_for_shard(1)
     conn.execute("SELECT pg_terminate_backend(%s)", (victim.info.backend_pid,))
-    thread.join(10)
-    place.wait_for_shard(0, seconds=3)
+    thread.join(PATIENCE)
+    place.wait_for_shard(0)
 
 
 def test_terminated_backend_ends_all_shards_queries(place, conn):
@@ -116,9 +122,9 @@ def test_terminated_backend_ends_all_shards_queries(place, conn):
     for number in range(3):
         place.wait_for_shard(1, number)
     conn.execute("SELECT pg_terminate_backend(%s)", (victim.info.backend_pid,))
-    thread.join(10)
+    thread.join(PATIENCE)
     for number in range(3):
-        place.wait_for_shard(0, number, seconds=3)
+        place.wait_for_shard(0, number)
 
 
 def shard_pid(conn, transactional=True):
@@ -127,7 +133,7 @@ def shard_pid(conn, transactional=True):
 
 def terminate(place, pid):
     with place.shard() as shard:
-        shard.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+        shard.execute("SELECT pg_terminate_backend(%s, 60000)", (pid,))
 
 
 def test_idle_connection_that_died_is_replaced(place, conn):
@@ -187,17 +193,15 @@ def test_killed_shard_backend(place, conn):
     thread, caught = run_in_thread(lambda: rows(conn, SLEEP))
     place.wait_for_shard(1)
     os.kill(pid, signal.SIGKILL)
-    thread.join(10)
+    thread.join(PATIENCE)
     assert isinstance(caught[0], errors.ConnectionFailure)
     conn.execute("ROLLBACK")
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            assert rows(conn, "SELECT 1") == [["1"]]
-            return
-        except errors.SqlclientUnableToEstablishSqlconnection:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+
+    def recovers():
+        # The first may still reach the server that is about to notice, and be ended with it.
+        with contextlib.suppress(errors.SqlclientUnableToEstablishSqlconnection, errors.ConnectionFailure):
+            return rows(conn, "SELECT 1") == [["1"]]
+    wait_until(recovers)
 
 
 def test_changed_server_is_noticed(place, conn):
