@@ -6,12 +6,12 @@ coordinator get each other's all the time. Where PgBouncer cannot be had these t
 
 import contextlib
 import threading
-import time
 
 import pgbouncer
 import psycopg
 import pytest
 from asking import Database
+from patience import lock_waiters, wait_until
 from proxy import Proxy
 from psycopg import errors
 
@@ -256,14 +256,11 @@ def test_cancel(db):
         direct.execute("BEGIN")
         direct.execute("LOCK public.t")
         conn.execute("SET statement_timeout = '300ms'")
-        begin = time.monotonic()
         with pytest.raises(errors.QueryCanceled):
             conn.execute("SELECT v FROM t WHERE k = %s", (key,))
-        assert time.monotonic() - begin < 5
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        while one(direct, waiting):
-            assert time.monotonic() - begin < 5
+        wait_until(lambda: lock_waiters(direct) == 0)
         direct.execute("COMMIT")
+        conn.execute("RESET statement_timeout")
         assert one(conn, "SELECT v FROM t WHERE k = %s", (key,)) == key
 
 
