@@ -5,9 +5,9 @@ is expected to wait for another session, which is made sure of; `end` awaits it.
 """
 
 import threading
-import time
 
 import psycopg
+from patience import PATIENCE, wait_until
 
 
 class Session:
@@ -32,11 +32,8 @@ class Session:
         self.rows = self.error = None
         self.thread = threading.Thread(target=work)
         self.thread.start()
-        deadline = time.monotonic() + 20
-        while not self.waits():
-            assert self.thread.is_alive(), f"did not wait: {sql}: {self.error or self.rows}"
-            assert time.monotonic() < deadline, f"waits for no lock, and goes on: {sql}"
-            time.sleep(0.01)
+        wait_until(lambda: self.waits() or not self.thread.is_alive(), lambda: f"waits for no lock, and goes on: {sql}")
+        assert self.thread.is_alive(), f"did not wait: {sql}: {self.error or self.rows}"
 
     def waits(self):
         """Whether it waits for another session of this server."""
@@ -45,7 +42,7 @@ class Session:
 
     def end(self):
         """Rows of the statement that waited; raises its error."""
-        self.thread.join(20)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive(), "it still waits"
         if self.error:
             raise self.error
@@ -66,6 +63,6 @@ class Sessions:
         for session in self.all:
             session.conn.cancel()
             if session.thread:
-                session.thread.join(20)
+                session.thread.join(PATIENCE)
             session.conn.close()
         self.watcher.close()

@@ -4,6 +4,7 @@ import threading
 
 import psycopg
 import pytest
+from patience import wait_until
 
 SETUP = """
     CREATE TABLE busy (id bigint PRIMARY KEY, v text);
@@ -38,8 +39,7 @@ def test_writers_lose_nothing_while_a_table_is_distributed_and_brought_back(db, 
         writer.start()
     for step in ("distribute_table('busy', 'id')", "undistribute_table('busy')", "distribute_table('busy', 'id')"):
         seen = sum(len(writer.done) for writer in writers)
-        while sum(len(writer.done) for writer in writers) < seen + 50 and not any(w.failed for w in writers):
-            pass
+        wait_until(lambda: sum(len(writer.done) for writer in writers) >= seen + 50 or any(w.failed for w in writers))
         conn.execute(f"SELECT shardmap.{step}")
     for writer in writers:
         writer.stopped.set()

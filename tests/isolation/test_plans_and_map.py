@@ -62,7 +62,7 @@ def test_an_open_cursor_reads_on(sessions, moved):
     """It was opened by the old map, by which its rows were found."""
     reader, changer = sessions(), sessions()
     reader.run("BEGIN; DECLARE c CURSOR FOR SELECT k FROM t ORDER BY k; FETCH 5 FROM c")
-    changer.run("SET lock_timeout = '10s'")
+    changer.run("SET lock_timeout = '60s'")
     changer.run("SELECT shardmap.pin_key(77, %s)", (moved[1],))
     assert [k for (k,) in reader.run("FETCH ALL FROM c")] == list(range(6, 21))
     reader.run("COMMIT")
