@@ -20,6 +20,15 @@ def wait_until(condition, said=lambda: "it did not happen in time"):
     return found
 
 
+def is_quick(attempt, seconds, times=5):
+    """Of some attempts one takes less than so many seconds, as it says: the machine may stand still in any of them, a fault
+    shows in all."""
+    took = []
+    while not took or took[-1] >= seconds:
+        assert len(took) < times, f"{took} seconds"
+        took.append(attempt())
+
+
 def lock_waiters(conn):
     """How many sessions of that database wait for a lock; `conn` may be in a transaction."""
     return conn.execute("SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_stat_get_activity(NULL) a ON a.pid = l.pid"

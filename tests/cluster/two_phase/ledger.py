@@ -5,10 +5,10 @@ shards is the same whatever failed, once nothing is prepared any more.
 """
 
 import contextlib
-import time
 
 import psycopg
 from cluster import Cluster
+from patience import wait_until
 
 SHARDS = 3
 ACCOUNTS = 300
@@ -59,9 +59,9 @@ class Ledger:
     def records(self):
         return int(self.cluster.psql("SELECT count(*) FROM shardmap.transactions"))
 
-    def settle(self, seconds=20):
+    def settle(self):
         """Waits until nothing is prepared, nor recorded; then no lock may be left and the sum must be right."""
-        wait_until(lambda: not self.prepared() and self.records() == 0, seconds,
+        wait_until(lambda: not self.prepared() and self.records() == 0,
                    lambda: f"prepared {self.prepared()}, {self.records()} records, {self.in_doubt()}")
         total = 0
         for n in range(SHARDS):
@@ -74,11 +74,11 @@ class Ledger:
     def in_doubt(self):
         return self.cluster.psql("SELECT * FROM shardmap.in_doubt")
 
-    def wait_for_coordinator(self, seconds=30):
+    def wait_for_coordinator(self):
         def answers():
             with contextlib.suppress(psycopg.OperationalError), self.connect() as conn:
                 return conn.execute("SELECT 1").fetchone() == (1,)
-        wait_until(answers, seconds, self.coordinator.log_tail)
+        wait_until(answers, self.coordinator.log_tail)
 
     @contextlib.contextmanager
     def crashing(self):
@@ -87,29 +87,20 @@ class Ledger:
             return self.coordinator.log.read_text(errors="replace").count("is ready to accept connections")
         before = starts()
         yield
-        wait_until(lambda: starts() > before, 30, self.coordinator.log_tail)
+        wait_until(lambda: starts() > before, self.coordinator.log_tail)
         self.wait_for_coordinator()
 
     @contextlib.contextmanager
     def configured(self, **settings):
-        """The coordinator has these settings meanwhile."""
-        names = {name: name.replace("__", ".") for name in settings}
-        for name, value in settings.items():
-            self.coordinator.psql(f"ALTER SYSTEM SET {names[name]} = '{value}'")
-        self.coordinator.psql("SELECT pg_reload_conf()")
+        """The coordinator has these settings meanwhile; no resolver of before is at work."""
+        settings = {name.replace("__", "."): value for name, value in settings.items()}
+        self.coordinator.reload(**settings)
+        resolvers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_shardmap resolver'"
+        wait_until(lambda: self.coordinator.psql(resolvers) == "0")
         try:
             yield
         finally:
-            for name in names.values():
-                self.coordinator.psql(f"ALTER SYSTEM RESET {name}")
-            self.coordinator.psql("SELECT pg_reload_conf()")
-
-
-def wait_until(condition, seconds, said):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, said()
-        time.sleep(0.05)
+            self.coordinator.reload(**dict.fromkeys(settings))
 
 
 def transfer(conn, *ids, amount=10):

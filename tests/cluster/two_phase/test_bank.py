@@ -109,7 +109,9 @@ def test_bank(ledger):
     chance, kills = random.Random(seed), []
     end = time.monotonic() + SECONDS
     with Tellers(ledger, seed) as tellers:
-        while time.monotonic() < end:
+        def has_worked():
+            return tellers.committed > SECONDS and len(kills) > SECONDS / 10
+        while time.monotonic() < end or (not has_worked() and time.monotonic() < end + 180):
             time.sleep(0.5 + chance.random())
             with contextlib.suppress(ServerError):
                 kills.append(kill_something(ledger, chance))
@@ -119,5 +121,5 @@ def test_bank(ledger):
     print(said)
     assert not tellers.unexpected, (said, tellers.unexpected)
     ledger.wait_for_coordinator()
-    ledger.settle(60)
-    assert tellers.committed > SECONDS and len(kills) > SECONDS / 10, said
+    ledger.settle()
+    assert has_worked(), said

@@ -6,7 +6,8 @@ import time
 
 import psycopg
 import pytest
-from ledger import SHARDS, wait_until
+from ledger import SHARDS
+from patience import PATIENCE, wait_until
 from test_two_phase_failures import DECIDED, UNDECIDED
 
 ROWS = 40
@@ -18,7 +19,7 @@ def rates(ledger):
     ledger.cluster.psql(f"""CREATE TABLE rate (id int PRIMARY KEY, v text);
         INSERT INTO rate SELECT i, 'old' FROM generate_series(1, {ROWS}) i; SELECT shardmap.distribute_reference('rate')""")
     yield
-    ledger.settle(60)
+    ledger.settle()
     try:
         found = [ledger.on_shard(n, "SELECT id, v FROM rate ORDER BY id") for n in range(SHARDS)]
         with ledger.connect() as conn:
@@ -60,7 +61,7 @@ def test_a_shard_dies_meanwhile(ledger, rates, point):
         write(conn, point, 1)
     shard.kill()
     shard.start()
-    ledger.settle(60)
+    ledger.settle()
     assert value(ledger, 1) == ("old" if point in UNDECIDED else "new")
 
 
@@ -86,10 +87,10 @@ def test_a_row_that_is_still_prepared_on_a_shard(ledger, rates, sql):
     thread = threading.Thread(target=change)
     thread.start()
     wait_until(lambda: ledger.on_shard(0, "SELECT count(*) FROM pg_locks WHERE NOT granted")[0][0] > 0 or not thread.is_alive(),
-               10, lambda: "nobody waits")
+               lambda: "nobody waits")
     for n in range(SHARDS):
         ledger.cluster.shard_psql(n, "COMMIT PREPARED 'x'")
-    thread.join(30)
+    thread.join(PATIENCE)
     assert not failures
     assert ledger.cluster.psql("SELECT string_agg(id || v, ',') FROM rate WHERE id >= 1000") == {
         "D": "", "U": "1001prepared" if "1001" in sql else "1000changed"}[sql[0]]
@@ -140,8 +141,8 @@ def test_writers_under_kills(ledger, rates):
     ledger.coordinator.kill()
     ledger.coordinator.start()
     ledger.wait_for_coordinator()
-    wait_until(lambda n=len(done): len(done) > n + 20, 30, lambda: unexpected)
+    wait_until(lambda n=len(done): len(done) > max(n + 20, 50) or unexpected, lambda: f"{len(done)} writes")
     stop.set()
     for thread in threads:
-        thread.join(60)
-    assert not unexpected and len(done) > 50, (unexpected, len(done))
+        thread.join(PATIENCE)
+    assert not unexpected
