@@ -30,10 +30,11 @@ def is_quick(attempt, seconds, times=5):
 
 
 def lock_waiters(conn):
-    """How many sessions of that database wait for a lock; `conn` may be in a transaction."""
-    return conn.execute("SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_stat_get_activity(NULL) a ON a.pid = l.pid"
-                        " WHERE NOT l.granted AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())"
-                        ).fetchone()[0]
+    """The pids of that database's sessions that wait for a lock. `conn` may be in a transaction, where pg_stat_activity stands
+    still."""
+    rows = conn.execute("SELECT DISTINCT w.pid FROM pg_locks w JOIN pg_locks h ON h.pid = w.pid WHERE NOT w.granted"
+                        " AND h.database = (SELECT oid FROM pg_database WHERE datname = current_database())")
+    return [pid for (pid,) in rows]
 
 
 class Running:

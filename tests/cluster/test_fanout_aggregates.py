@@ -7,10 +7,9 @@ depends on how long anything takes.
 import contextlib
 import selectors
 import socket
-import threading
-import time
 
 import pytest
+from patience import Running, wait_until
 from psycopg import errors
 
 SHARDS = 4
@@ -117,25 +116,6 @@ def waiting(db, table="t"):
     return sum(rows[0][0] for rows in found.values())
 
 
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
-
-
-def in_thread(call):
-    """Runs `call()`, and gives back how to get its result."""
-    result = []
-    thread = threading.Thread(target=lambda: result.append(call()))
-    thread.start()
-
-    def end():
-        thread.join(60)
-        return result[0]
-    return end
-
-
 FANOUTS = [
     "SELECT count(*) FROM t",
     "SELECT sum(b), stddev(id) FROM t",
@@ -153,39 +133,40 @@ FANOUTS = [
 @pytest.mark.parametrize("sql", FANOUTS)
 def test_all_are_asked_before_the_first_is_waited_for(db, conn, sql):
     with db.connect(search_path="plain") as local, held_up(db) as let_go:
-        end = in_thread(lambda: conn.execute(sql).fetchall())
+        call = Running(lambda: conn.execute(sql).fetchall())
         try:
-            until(lambda: waiting(db) == SHARDS)
+            wait_until(lambda: waiting(db) == SHARDS)
         finally:
             let_go()
-        assert sorted(end()) == sorted(local.execute(sql).fetchall())
+        assert sorted(call.end()) == sorted(local.execute(sql).fetchall())
 
 
 @pytest.mark.parametrize("sql", ["SELECT stddev(b) FROM t", "SELECT count(*) FROM t"])
 def test_no_more_than_the_width(db, sql):
     """When the first ends, the next is asked."""
     with db.connect(shardmap__max_fanout_width=2) as conn, held_up(db) as let_go:
-        end = in_thread(lambda: conn.execute(sql).fetchall())
+        call = Running(lambda: conn.execute(sql).fetchall())
         try:
-            until(lambda: waiting(db) == 2)
-            statements = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%FROM public.t%' AND state <> 'idle'" \
+            wait_until(lambda: waiting(db) == 2)
+            # Not what was read before, and whose COMMIT is on its way.
+            statements = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%FROM public.t%' AND state = 'active'" \
                          " AND datname = current_database() AND pid <> pg_backend_pid()"
             assert sum(rows[0][0] for rows in db.shard_rows(statements).values()) == 2
         finally:
             let_go()
-        assert len(end()) == 1
+        assert len(call.end()) == 1
 
 
 def test_rows_that_are_locked_are_asked_for_in_order(db, conn):
     """Else two statements could wait for each other."""
     with held_up(db) as let_go:
-        end = in_thread(lambda: conn.execute("SELECT id FROM t ORDER BY c, id FOR UPDATE").fetchall())
+        call = Running(lambda: conn.execute("SELECT id FROM t ORDER BY c, id FOR UPDATE").fetchall())
         try:
-            until(lambda: waiting(db) > 0)
+            wait_until(lambda: waiting(db) > 0)
             assert waiting(db) == 1
         finally:
             let_go()
-        assert len(end()) == 240
+        assert len(call.end()) == 240
 
 
 class Silent:
@@ -222,13 +203,13 @@ def test_all_are_connected_to_at_once(db, sql):
                 with pytest.raises(errors.SqlclientUnableToEstablishSqlconnection):
                     conn.execute(sql)
                 return True
-            end = in_thread(run)
+            call = Running(run)
             try:
-                until(lambda: all(each.came() for each in silent.values()))
+                wait_until(lambda: all(each.came() for each in silent.values()))
             finally:
                 for each in silent.values():
                     each.close()
-            assert end()
+            assert call.end()
             move(ports)
             assert len(conn.execute("SELECT count(*) FROM t").fetchall()) == 1
     finally:

@@ -4,11 +4,11 @@ What must hold: the client is told what became of the write, whatever ends it; a
 here is ever sent that way. `asked` shows whether BEGIN was sent.
 """
 
-import threading
 import time
 
 import psycopg
 import pytest
+from patience import Running, lock_waiters, wait_until
 from psycopg import errors
 
 SETUP = """
@@ -111,12 +111,12 @@ def test_a_write_that_waits_and_is_ended_has_not_been_done(conn, shard, how):
     shard.execute("UPDATE item SET v = 'locked' WHERE k = 7 AND id = 1")
     if how == "timeout":
         conn.execute("SET statement_timeout = '300ms'")
-    else:
-        threading.Timer(0.3, conn.cancel).start()
-    begin = time.monotonic()
+    late = Running(lambda: conn.execute(UPDATE, ("late",)))
+    if how == "cancel":
+        wait_until(lambda: lock_waiters(shard))
+        conn.cancel_safe()
     with pytest.raises(errors.QueryCanceled, match="statement timeout" if how == "timeout" else "user request"):
-        conn.execute(UPDATE, ("late",))
-    assert time.monotonic() - begin < 5
+        late.end()
     shard.execute("COMMIT")
     conn.execute("RESET statement_timeout")
     assert conn.execute("SELECT v FROM item WHERE k = 7 AND id = 1").fetchone() == ("locked",)
@@ -125,16 +125,12 @@ def test_a_write_that_waits_and_is_ended_has_not_been_done(conn, shard, how):
 
 
 def test_a_lost_connection_leaves_the_outcome_unknown(conn, shard):
-    def end():
-        with psycopg.connect(shard.info.dsn, autocommit=True) as other:
-            other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-                          " AND datname = current_database()")
-
     shard.execute("BEGIN")
     shard.execute("UPDATE item SET v = 'locked' WHERE k = 7 AND id = 1")
-    threading.Timer(0.3, end).start()
+    late = Running(lambda: conn.execute(UPDATE, ("late",)))
+    shard.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) pid", (wait_until(lambda: lock_waiters(shard)),))
     with pytest.raises(psycopg.Error) as told:
-        conn.execute(UPDATE, ("late",))
+        late.end()
     assert told.value.sqlstate == "08007" and "shard-" in told.value.diag.context and told.value.diag.message_hint
     shard.execute("COMMIT")
     assert conn.execute(UPDATE, ("next",)).rowcount == 1
@@ -151,12 +147,13 @@ def test_a_terminated_session_leaves_nothing_running(db, conn, shard):
     shard.execute("BEGIN")
     shard.execute("UPDATE item SET v = 'locked' WHERE k = 7 AND id = 1")
     with db.connect() as doomed:
-        pid = doomed.info.backend_pid
-        threading.Timer(0.3, lambda: conn.execute("SELECT pg_terminate_backend(%s)", (pid,))).start()
+        late = Running(lambda: doomed.execute(UPDATE, ("late",)))
+        wait_until(lambda: lock_waiters(shard))
+        conn.execute("SELECT pg_terminate_backend(%s)", (doomed.info.backend_pid,))
         with pytest.raises(psycopg.OperationalError):
-            doomed.execute(UPDATE, ("late",))
+            late.end()
+    # It is told before the shard is.
+    wait_until(lambda: not lock_waiters(shard), lambda: "the write still waits on the shard")
     shard.execute("COMMIT")
     time.sleep(0.3)
     assert value(shard) == "locked"
-    running = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND datname = current_database() AND pid <> pg_backend_pid()"
-    assert shard.execute(running).fetchone() == (0,)

@@ -258,7 +258,7 @@ def test_cancel(db):
         conn.execute("SET statement_timeout = '300ms'")
         with pytest.raises(errors.QueryCanceled):
             conn.execute("SELECT v FROM t WHERE k = %s", (key,))
-        wait_until(lambda: lock_waiters(direct) == 0)
+        wait_until(lambda: not lock_waiters(direct))
         direct.execute("COMMIT")
         conn.execute("RESET statement_timeout")
         assert one(conn, "SELECT v FROM t WHERE k = %s", (key,)) == key

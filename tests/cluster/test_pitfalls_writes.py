@@ -3,9 +3,9 @@
 import concurrent.futures
 import contextlib
 import re
-import time
 
 import pytest
+from patience import PATIENCE, wait_until
 from psycopg import errors
 
 SETUP = """
@@ -284,11 +284,10 @@ def test_pitfall_25b_a_statement_by_itself_sees_one_moment_of_each_shard(db, whe
     with db.connect() as one, db.connect() as other, concurrent.futures.ThreadPoolExecutor(1) as pool:
         other.execute("SELECT pg_advisory_lock(25)")
         reading = pool.submit(lambda: one.execute(sql, prepare=prepare).fetchone())
-        while other.execute(waits).fetchone() == (0,):
-            time.sleep(0.01)
+        wait_until(lambda: other.execute(waits).fetchone() != (0,))
         other.execute("UPDATE t SET c = c || 'longer' WHERE k = 7")
         other.execute("SELECT pg_advisory_unlock(25)")
-        first, _, second = reading.result(30)
+        first, _, second = reading.result(PATIENCE)
         assert first == second
         assert one.execute(f"SELECT {SUM.format(where, 0)}").fetchone()[0] > first
 

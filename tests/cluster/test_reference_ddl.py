@@ -215,6 +215,7 @@ def test_a_new_shard_gets_the_copies_first(db, conn):
             with pytest.raises(errors.LockNotAvailable):
                 writer.execute("UPDATE kind SET name = 'during' WHERE id = 3")
             admin.execute("COMMIT")
+            writer.execute("SET lock_timeout = 0")
             writer.execute("UPDATE kind SET name = 'after' WHERE id = 4")
         assert equal(conn) == 5
         with psycopg.connect(server.dsn("newcomer"), autocommit=True) as shard:
