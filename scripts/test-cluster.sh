@@ -7,4 +7,4 @@ cd "$ROOT"
 [ "${SOAK:-}" != no ] || set -- -m "not soak" "$@"
 export PYTHONPATH=$ROOT/scripts:$ROOT/tests/cluster PYTHONDONTWRITEBYTECODE=1 PG
 timed "cluster tests, Postgres $PG" "some minutes" \
-    "$TOOLS/venv/bin/python" -m pytest -q -p no:cacheprovider --durations=5 --timeout 300 tests/cluster tests/isolation "$@"
+    "$TOOLS/venv/bin/python" -m pytest -q -p no:cacheprovider --durations=5 --timeout 900 tests/cluster tests/isolation "$@"

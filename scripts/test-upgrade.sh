@@ -6,4 +6,4 @@
 cd "$ROOT"
 export PYTHONPATH=$ROOT/scripts:$ROOT/tests/cluster PYTHONDONTWRITEBYTECODE=1 PG
 timed "upgrade tests, Postgres $PG" "15 s for each other version" \
-    "$TOOLS/venv/bin/python" -m pytest -q -rs -p no:cacheprovider --timeout 300 tests/upgrade "$@"
+    "$TOOLS/venv/bin/python" -m pytest -q -rs -p no:cacheprovider --timeout 900 tests/upgrade "$@"
