@@ -19,7 +19,15 @@ fn spec(strategy: Strategy) -> KeyspaceSpec {
         ShardSpec { name: ShardName::from(name), number, weight: 1.0, state, tokens }
     };
     let shards = (0..1024).map(shard).collect();
-    KeyspaceSpec { name: KeyspaceName::from("main"), strategy, version: 1, shards, pins: vec![], ranges: vec![] }
+    KeyspaceSpec {
+        name: KeyspaceName::from("main"),
+        strategy,
+        version: 1,
+        shards,
+        pins: vec![],
+        ranges: vec![],
+        slots: None,
+    }
 }
 
 fn lookups(c: &mut Criterion) {
@@ -37,6 +45,17 @@ fn lookups(c: &mut Criterion) {
     c.bench_function("key to shard, 1024 x 256", |b| {
         b.iter(|| next.next().map(|key| map.owner(black_box(key.as_bytes()))));
     });
+    let modulo = spec(Strategy::Modulo);
+    let slots = (0..1024).map(ShardNumber).cycle().skip(1).take(1 << 16).collect();
+    let slots = KeyspaceSpec { slots: Some(slots), ..modulo.clone() };
+    for (name, spec) in [("modulo 1024", modulo), ("65536 slots", slots)] {
+        let Ok(map) = KeyspaceMap::build(spec) else {
+            continue;
+        };
+        c.bench_function(&format!("key to shard, {name}"), |b| {
+            b.iter(|| next.next().map(|key| map.owner(black_box(key.as_bytes()))));
+        });
+    }
     c.bench_function("MD5 of a key", |b| b.iter(|| next.next().map(|key| md5_u128(black_box(key.as_bytes())))));
     let mut buf = CanonicalBuf::new();
     c.bench_function("canonical text of an integer", |b| {

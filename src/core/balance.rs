@@ -25,7 +25,7 @@ pub struct RingBalance {
 pub struct ShardBalance {
     /// The shard.
     pub shard: ShardName,
-    /// Of the ring's positions.
+    /// Of the ring's positions, or of the slots.
     pub share: Fraction,
     /// Tokens.
     pub vnodes: usize,
@@ -59,11 +59,14 @@ impl Spread {
     }
 }
 
-/// Measures the ring of a map; a map of another strategy has no ring, and every share is 0. O(points).
+/// Measures the ring of a map, or its slots under strategy `modulo`, where loads are not measured, as weights do not
+/// count; under strategy `range` every share is 0. O(points).
 #[must_use]
 pub fn ring_balance(map: &KeyspaceMap) -> RingBalance {
     let mut owned = vec![0_u64; usize::from(ShardNumber::MAX.0) + 1];
-    for (length, shard) in map.arc_lengths() {
+    let slots = map.slots();
+    let whole = if slots.is_empty() { Fraction::RING } else { slots.len() as u64 };
+    for (length, shard) in map.arc_lengths().chain(slots.iter().map(|owner| (1, *owner))) {
         if let Some(sum) = owned.get_mut(usize::from(shard.0)) {
             *sum += length;
         }
@@ -73,7 +76,8 @@ pub fn ring_balance(map: &KeyspaceMap) -> RingBalance {
     let shards: Vec<ShardBalance> = map
         .shards()
         .map(|shard| {
-            let share = Fraction::of_ring(owned.get(usize::from(shard.number.0)).copied().unwrap_or(0));
+            let numerator = owned.get(usize::from(shard.number.0)).copied().unwrap_or(0);
+            let share = Fraction { numerator, denominator: whole };
             let load = if holds(&shard) { share.value() * total / shard.weight } else { 0.0 };
             ShardBalance { shard: shard.name.clone(), share, vnodes: shard.vnodes, weight: shard.weight, load }
         })

@@ -14,6 +14,7 @@ use crate::ids::{ShardName, ShardNumber, Token};
 use crate::map::{KeyspaceMap, Rule, Strategy};
 use crate::range::{Bound, Directory};
 use crate::ring::{distance, Ring};
+use crate::slots::meetings;
 
 /// What changes owner from one map to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,12 +96,12 @@ impl fmt::Display for StrategiesDiffer {
 
 impl Error for StrategiesDiffer {}
 
-type Owners = (Option<ShardName>, Option<ShardName>);
+pub(crate) type Owners = (Option<ShardName>, Option<ShardName>);
 
 /// Returns what changes owner from map `old` to map `new`.
 ///
-/// O(points) for a ring, O(product of the shards) for modulo, O(ranges) for ranges. Modulo's share is that of the
-/// remainders; the digests' deviates from it by less than 2^-100, as 2^128 is no multiple of every number of shards.
+/// O(points) for a ring, O(slots, times the shards that meet) for modulo, O(ranges) for ranges. Modulo's share is that of the
+/// remainders; the digests' deviates from it by less than 2^-100, as 2^128 is no multiple of every number of slots.
 ///
 /// # Errors
 /// [`StrategiesDiffer`], also for range orders.
@@ -125,7 +126,7 @@ pub fn diff(old: &KeyspaceMap, new: &KeyspaceMap) -> Result<MapDiff, StrategiesD
 }
 
 /// Returns the names of both owners, if they differ.
-fn changed(
+pub(crate) fn changed(
     old: &KeyspaceMap,
     giver: Option<ShardNumber>,
     new: &KeyspaceMap,
@@ -200,22 +201,9 @@ fn modulo_flows(
         let flows = some.chain(new.iter().map(|b| owners(None, Some(*b)))).flatten();
         return (flows.map(|flow| (flow, 1)).collect(), whole as u64);
     }
-    let common = gcd(old.len(), new.len());
-    let mut flows = Vec::new();
-    for (i, a) in old.iter().enumerate() {
-        // Two remainders meet if they agree modulo the common divisor, and then for one value of the multiple.
-        for b in new.iter().skip(i % common).step_by(common) {
-            flows.extend(owners(Some(*a), Some(*b)).map(|flow| (flow, 1)));
-        }
-    }
-    (flows, (old.len() / common * new.len()) as u64)
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    match b {
-        0 => a.max(1),
-        _ => gcd(b, a % b),
-    }
+    let (pairs, whole) = meetings(old, new);
+    let flow = |((a, b), count)| owners(Some(a), Some(b)).map(|owners| (owners, count));
+    (pairs.into_iter().filter_map(flow).collect(), whole)
 }
 
 fn add_up(parts: impl Iterator<Item = (Owners, u64)>, whole: u64) -> (Option<Fraction>, Vec<Flow>) {

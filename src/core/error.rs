@@ -30,6 +30,12 @@ pub enum MapError {
     DuplicatePin { keyspace: KeyspaceName, key: String },
     /// Ranges in a keyspace of another strategy.
     RangesNotAllowed { keyspace: KeyspaceName },
+    /// Owners of remainders in a keyspace of another strategy.
+    SlotsNotAllowed { keyspace: KeyspaceName },
+    /// No slots, or more than [`crate::slots::MAX_SLOTS`].
+    BadSlotCount { keyspace: KeyspaceName, slots: usize },
+    /// A slot of a shard that the keyspace does not have, or that is only joining.
+    UnknownSlotShard { keyspace: KeyspaceName, number: ShardNumber },
     /// A range of a shard that the keyspace does not have.
     UnknownRangeShard { keyspace: KeyspaceName, range: String, shard: ShardName },
     /// A bound that is no canonical integer, in a keyspace whose ranges are ordered as integers.
@@ -53,10 +59,10 @@ impl MapError {
         match self {
             Self::BadName { .. } => "42602",
             Self::DuplicateShard { .. } | Self::DuplicateNumber { .. } | Self::DuplicatePin { .. } => "42710",
-            Self::NumberTooLarge { .. } | Self::TooManyTokens { .. } => "54000",
+            Self::NumberTooLarge { .. } | Self::TooManyTokens { .. } | Self::BadSlotCount { .. } => "54000",
             Self::BadWeight { .. } => "22023",
-            Self::UnknownPinShard { .. } | Self::UnknownRangeShard { .. } => "42704",
-            Self::RangesNotAllowed { .. } => "55000",
+            Self::UnknownPinShard { .. } | Self::UnknownRangeShard { .. } | Self::UnknownSlotShard { .. } => "42704",
+            Self::RangesNotAllowed { .. } | Self::SlotsNotAllowed { .. } => "55000",
             Self::BadBound { .. } => "22P02",
             Self::InvertedRange { .. } | Self::OverlappingRanges { .. } => "42P17",
         }
@@ -75,6 +81,9 @@ impl MapError {
             Self::UnknownPinShard { .. } => "Add the shard first, or pin the key to another one.",
             Self::DuplicatePin { .. } => "Remove the existing pin first.",
             Self::RangesNotAllowed { .. } => "Create the keyspace with strategy \"range\".",
+            Self::SlotsNotAllowed { .. } => "Create the keyspace with strategy \"modulo\".",
+            Self::BadSlotCount { .. } => "A keyspace has 1 to 65536 slots.",
+            Self::UnknownSlotShard { .. } => "Give every slot to a shard of the keyspace that is not just joining.",
             Self::UnknownRangeShard { .. } => "Add the shard first, or give the range to another one.",
             Self::BadBound { .. } => {
                 "Write the bound as a plain integer of at most 64 bits, without sign \"+\" or leading zeros."
@@ -111,6 +120,16 @@ impl fmt::Display for MapError {
                 write!(f, "key \"{key}\" of keyspace \"{keyspace}\" is pinned twice")
             }
             Self::RangesNotAllowed { keyspace } => write!(f, "keyspace \"{keyspace}\" does not use ranges"),
+            Self::SlotsNotAllowed { keyspace } => write!(f, "keyspace \"{keyspace}\" does not use slots"),
+            Self::BadSlotCount { keyspace, slots } => {
+                write!(f, "keyspace \"{keyspace}\" would have {slots} slots")
+            }
+            Self::UnknownSlotShard { keyspace, number } => {
+                write!(
+                    f,
+                    "a slot of keyspace \"{keyspace}\" belongs to shard number {number}, which takes no part in it"
+                )
+            }
             Self::UnknownRangeShard { keyspace, range, shard } => {
                 write!(f, "range {range} belongs to shard \"{shard}\", which keyspace \"{keyspace}\" does not have")
             }

@@ -30,6 +30,10 @@ pub struct KeyspaceExport {
     pub allocation: Allocation,
     /// Connection options of each shard.
     pub options: BTreeMap<ShardName, BTreeMap<String, String>>,
+    /// Ring positions that shards should have, where these are not those that they have.
+    pub wanted_tokens: BTreeMap<ShardName, Vec<u32>>,
+    /// Owners that the remainders should have; nothing: the shards that take part, one after the other.
+    pub wanted_slots: Option<Vec<ShardNumber>>,
 }
 
 /// Why a document is not imported.
@@ -151,6 +155,10 @@ struct Keyspace {
     shards: Vec<Shard>,
     pins: Vec<Pin>,
     ranges: Vec<Range>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slots: Option<Vec<ShardNumber>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wanted_slots: Option<Vec<ShardNumber>>,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -169,6 +177,8 @@ struct Shard {
     weight: f64,
     state: ShardState,
     tokens: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wanted_tokens: Option<Vec<u32>>,
     options: Option<BTreeMap<String, String>>,
 }
 
@@ -202,6 +212,7 @@ impl From<&KeyspaceExport> for Keyspace {
             weight: shard.weight,
             state: shard.state,
             tokens: shard.tokens.clone(),
+            wanted_tokens: export.wanted_tokens.get(&shard.name).cloned(),
             options: export.options.get(&shard.name).cloned(),
         };
         let pin = |(key, shard): &(String, ShardName)| Pin { key: key.clone(), shard: shard.clone() };
@@ -221,6 +232,8 @@ impl From<&KeyspaceExport> for Keyspace {
             shards: spec.shards.iter().map(shard).collect(),
             pins: spec.pins.iter().map(pin).collect(),
             ranges: spec.ranges.iter().map(range).collect(),
+            slots: spec.slots.clone(),
+            wanted_slots: export.wanted_slots.clone(),
         }
     }
 }
@@ -236,9 +249,13 @@ impl TryFrom<Keyspace> for KeyspaceExport {
             _ => return Err(malformed("range_order is for strategy \"range\", which needs it")),
         };
         let mut options = BTreeMap::new();
+        let mut wanted_tokens = BTreeMap::new();
         let shards = keyspace.shards.into_iter().map(|shard| {
             if let Some(given) = shard.options {
                 options.insert(shard.name.clone(), given);
+            }
+            if let Some(wanted) = shard.wanted_tokens {
+                wanted_tokens.insert(shard.name.clone(), wanted);
             }
             let Shard { name, number, weight, state, tokens, .. } = shard;
             ShardSpec { name, number, weight, state, tokens }
@@ -255,7 +272,9 @@ impl TryFrom<Keyspace> for KeyspaceExport {
             shards,
             pins: keyspace.pins.into_iter().map(|pin| (pin.key, pin.shard)).collect(),
             ranges: keyspace.ranges.into_iter().map(range).collect(),
+            slots: keyspace.slots,
         };
-        Ok(Self { spec, vnodes: keyspace.vnodes, allocation: keyspace.allocation, options })
+        let (vnodes, allocation, wanted_slots) = (keyspace.vnodes, keyspace.allocation, keyspace.wanted_slots);
+        Ok(Self { spec, vnodes, allocation, options, wanted_tokens, wanted_slots })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Decides which shard owns a key: the pins first, then the keyspace's strategy. What always holds: a map is validated
 //! as a whole when it is built, and never changes after; a lookup allocates nothing. Refuses, in [`KeyspaceMap::build`],
-//! whatever would leave two answers or none by mistake. Read [`crate::ring`] and [`crate::range`] next.
+//! whatever would leave two answers or none by mistake. Read [`crate::ring`], [`crate::slots`] and [`crate::range`] next.
 
 use std::fmt;
 
@@ -15,6 +15,7 @@ use crate::pins::Pins;
 pub use crate::range::RangeOrder;
 use crate::range::{Directory, Miss};
 use crate::ring::{distance, Point, Ring};
+use crate::slots::plain_slots;
 use crate::validate;
 
 /// How keys are given to shards.
@@ -22,7 +23,7 @@ use crate::validate;
 pub enum Strategy {
     /// Consistent hashing: the first vnode at or after the key's token.
     Ring,
-    /// MD5 as a 128-bit number mod the number of shards.
+    /// MD5 as a 128-bit number mod the number of slots, each of which has an owner; by default a slot a shard.
     Modulo,
     /// Ordered key ranges.
     Range(RangeOrder),
@@ -94,6 +95,9 @@ pub struct KeyspaceSpec {
     pub pins: Vec<(String, ShardName)>,
     /// In any order; only with [`Strategy::Range`].
     pub ranges: Vec<RangeSpec>,
+    /// The owner of each remainder; only with [`Strategy::Modulo`]. Nothing: the shards that take part, one after the
+    /// other in ascending order of their numbers.
+    pub slots: Option<Vec<ShardNumber>>,
 }
 
 /// A shard of a map.
@@ -114,7 +118,7 @@ pub struct Shard {
 #[derive(Clone, Debug)]
 pub(crate) enum Rule {
     Ring(Ring),
-    /// The shards that take part, in ascending order of their numbers.
+    /// The owner of each remainder.
     Modulo(Vec<ShardNumber>),
     Range(Directory),
 }
@@ -141,14 +145,12 @@ impl KeyspaceMap {
         let names = validate::shards(&spec)?;
         let pins = validate::pins(&spec, &names)?;
         let ranges = validate::ranges(&spec, &names)?;
+        validate::slots(&spec)?;
         let mut shards: Vec<Shard> = spec.shards.iter().map(Shard::from).collect();
         shards.sort_unstable_by_key(|shard| shard.number);
         let rule = match spec.strategy {
             Strategy::Ring => Rule::Ring(Ring::build(names.iter().map(|s| (s.number, &*s.tokens)))),
-            Strategy::Modulo => {
-                let taking_part = shards.iter().filter(|s| s.state != ShardState::Joining);
-                Rule::Modulo(taking_part.map(|s| s.number).collect())
-            }
+            Strategy::Modulo => Rule::Modulo(spec.slots.clone().unwrap_or_else(|| plain_slots(&spec.shards))),
             Strategy::Range(order) => Rule::Range(Directory::new(order, ranges)),
         };
         let by_name = names.iter().map(|s| (s.name.clone(), s.number)).collect();
@@ -261,6 +263,15 @@ impl KeyspaceMap {
         }
     }
 
+    /// Returns the owner of each remainder; none under another strategy than `modulo`.
+    #[must_use]
+    pub fn slots(&self) -> &[ShardNumber] {
+        match &self.rule {
+            Rule::Modulo(slots) => slots,
+            Rule::Ring(_) | Rule::Range(_) => &[],
+        }
+    }
+
     /// Returns the length of each arc of the ring, and its owner.
     pub(crate) fn arc_lengths(&self) -> impl Iterator<Item = (u64, ShardNumber)> + '_ {
         let ring = match &self.rule {
@@ -292,7 +303,7 @@ impl From<&ShardSpec> for Shard {
 }
 
 /// Returns `digest` mod `count`, and 0 for no shards. In 32-bit steps, as 128-bit division is several times slower.
-#[allow(clippy::cast_possible_truncation)] // count is at most 1024, and a remainder below it
+#[allow(clippy::cast_possible_truncation)] // count is at most MAX_SLOTS, and a remainder below it
 pub(crate) fn remainder(digest: u128, count: usize) -> usize {
     let count = count as u64;
     if count == 0 {

@@ -3,12 +3,15 @@
 //! Decides whether a specification is a map. What always holds: what passes here gives every key at most one owner, and
 //! every owner exists. Refuses with the first thing that is wrong, by name. Used by [`crate::map`] only.
 
+use std::collections::BTreeSet;
+
 use crate::error::MapError;
 use crate::ids::{ShardName, ShardNumber};
-use crate::map::{KeyspaceSpec, RangeSpec, ShardSpec, Strategy};
+use crate::map::{KeyspaceSpec, RangeSpec, ShardSpec, ShardState, Strategy};
 use crate::pins::Pins;
 use crate::range::{range_text, Bound, KeyRange, RangeOrder};
 use crate::ring::MAX_TOKENS;
+use crate::slots::MAX_SLOTS;
 
 /// Postgres cuts longer identifiers (NAMEDATALEN - 1).
 const MAX_NAME_BYTES: usize = 63;
@@ -92,6 +95,26 @@ pub(crate) fn ranges(spec: &KeyspaceSpec, names: &[&ShardSpec]) -> Result<Vec<Ke
         });
     }
     Ok(ranges.into_iter().map(|(range, _)| range).collect())
+}
+
+/// Checks the owners of the remainders.
+pub(crate) fn slots(spec: &KeyspaceSpec) -> Result<(), MapError> {
+    let Some(slots) = &spec.slots else {
+        return Ok(());
+    };
+    let keyspace = || spec.name.clone();
+    if spec.strategy != Strategy::Modulo {
+        return Err(MapError::SlotsNotAllowed { keyspace: keyspace() });
+    }
+    if !(1..=MAX_SLOTS).contains(&slots.len()) {
+        return Err(MapError::BadSlotCount { keyspace: keyspace(), slots: slots.len() });
+    }
+    let taking_part: BTreeSet<ShardNumber> =
+        spec.shards.iter().filter(|shard| shard.state != ShardState::Joining).map(|shard| shard.number).collect();
+    match slots.iter().find(|number| !taking_part.contains(number)) {
+        Some(number) => Err(MapError::UnknownSlotShard { keyspace: keyspace(), number: *number }),
+        None => Ok(()),
+    }
 }
 
 fn key_range(

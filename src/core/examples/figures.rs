@@ -23,7 +23,15 @@ fn shard(number: u16, tokens: Vec<u32>) -> ShardSpec {
 }
 
 fn spec(shards: Vec<ShardSpec>) -> KeyspaceSpec {
-    KeyspaceSpec { name: "main".into(), strategy: Strategy::Ring, version: 1, shards, pins: vec![], ranges: vec![] }
+    KeyspaceSpec {
+        name: "main".into(),
+        strategy: Strategy::Ring,
+        version: 1,
+        shards,
+        pins: vec![],
+        ranges: vec![],
+        slots: None,
+    }
 }
 
 fn least(mut run: impl FnMut() -> Duration) -> Duration {

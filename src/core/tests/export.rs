@@ -11,7 +11,9 @@ use shardmap_core::ids::{ShardName, ShardNumber};
 use shardmap_core::map::{KeyspaceSpec, RangeOrder, RangeSpec, ShardState, Strategy as Rule};
 
 fn export(spec: KeyspaceSpec) -> KeyspaceExport {
-    KeyspaceExport { spec, vnodes: 100, allocation: Allocation::Balanced, options: BTreeMap::new() }
+    let (wanted_tokens, wanted_slots) = (BTreeMap::new(), None);
+    let (vnodes, allocation, options) = (100, Allocation::Balanced, BTreeMap::new());
+    KeyspaceExport { spec, vnodes, allocation, options, wanted_tokens, wanted_slots }
 }
 
 /// Frozen: other coordinators read it.
@@ -30,6 +32,21 @@ fn the_layout() {
     assert_eq!(from_json(&json).unwrap(), [keyspace]);
 }
 
+/// Frozen too. What is not there is not written: maps without slots read as they always did.
+#[test]
+fn slots_and_what_is_wanted() {
+    let mut keyspace = export(common::keyspace(Rule::Modulo, vec![common::shard(3)]));
+    keyspace.spec.slots = Some(vec![ShardNumber(3); 2]);
+    keyspace.wanted_slots = Some(vec![ShardNumber(3)]);
+    keyspace.wanted_tokens.insert("shard-3".into(), vec![7]);
+    let json = to_json(&[keyspace.clone()]).unwrap();
+    assert_eq!(
+        json,
+        r#"{"layout":1,"keyspaces":[{"name":"main","strategy":"modulo","range_order":null,"version":1,"vnodes":100,"allocation":"balanced","shards":[{"name":"shard-3","number":3,"weight":1.0,"state":"active","tokens":[],"wanted_tokens":[7],"options":null}],"pins":[],"ranges":[],"slots":[3,3],"wanted_slots":[3]}]}"#
+    );
+    assert_eq!(from_json(&json).unwrap(), [keyspace]);
+}
+
 #[test]
 fn what_is_refused() {
     let good = to_json(&[export(common::random(Rule::Ring, 2, 2))]).unwrap();
@@ -39,7 +56,7 @@ fn what_is_refused() {
         (good.replace("\"layout\":1", "\"layout\":\"1\""), "exported map names no layout"),
         ("[]".into(), "exported map names no layout"),
         ("{".into(), "exported map is malformed: EOF while parsing an object at line 1 column 1"),
-        (good.replace("\"pins\":[]", "\"pin\":[]"), "exported map is malformed: unknown field `pin`, expected one of `name`, `strategy`, `range_order`, `version`, `vnodes`, `allocation`, `shards`, `pins`, `ranges`"),
+        (good.replace("\"pins\":[]", "\"pin\":[]"), "exported map is malformed: unknown field `pin`, expected one of `name`, `strategy`, `range_order`, `version`, `vnodes`, `allocation`, `shards`, `pins`, `ranges`, `slots`, `wanted_slots`"),
         (good.replace("\"ring\"", "\"range\""), "exported map is malformed: range_order is for strategy \"range\", which needs it"),
         (good.replace("shard-1", "shard-0"), "keyspace \"main\" has shard \"shard-0\" twice"),
     ] {

@@ -75,6 +75,17 @@ proptest! {
     }
 
     #[test]
+    fn slots_agree_with_the_definition(slots in vec(0..5_u16, 1..200), keys in keys()) {
+        let shards = (0..5).map(common::shard).collect();
+        let slots: Vec<ShardNumber> = slots.into_iter().map(ShardNumber).collect();
+        let map = common::build(KeyspaceSpec { slots: Some(slots.clone()), ..common::keyspace(Rule::Modulo, shards) });
+        for key in keys {
+            let owner = slots[(md5_u128(key.as_bytes()) % slots.len() as u128) as usize];
+            prop_assert_eq!(map.owner(key.as_bytes()), Ok(owner), "key={}", key);
+        }
+    }
+
+    #[test]
     fn ranges_agree_with_the_definition(cuts in btree_set(-50..50_i64, 2..8), skip in 0..7_usize, keys in vec(-60..60_i64, 1..40)) {
         let cuts: Vec<i64> = cuts.into_iter().collect();
         let shards: Vec<ShardSpec> = (0..8).map(common::shard).collect();

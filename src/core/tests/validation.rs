@@ -19,6 +19,10 @@ fn ranges(order: RangeOrder, ranges: &[RangeSpec]) -> KeyspaceSpec {
     KeyspaceSpec { strategy: Strategy::Range(order), ranges: ranges.to_vec(), ..two() }
 }
 
+fn slots(slots: Vec<ShardNumber>) -> KeyspaceSpec {
+    KeyspaceSpec { slots: Some(slots), ..common::keyspace(Strategy::Modulo, (0..2).map(common::shard).collect()) }
+}
+
 #[test]
 fn errors_name_what_is_wrong() {
     let with = |change: &dyn Fn(&mut KeyspaceSpec)| {
@@ -65,6 +69,22 @@ fn errors_name_what_is_wrong() {
             with(&|s| s.pins = vec![("k".into(), "shard-0".into()), ("k".into(), "shard-1".into())]),
             "42710",
             r#"key "k" of keyspace "main" is pinned twice"#,
+        ),
+        (with(&|s| s.slots = Some(vec![ShardNumber(0)])), "55000", r#"keyspace "main" does not use slots"#),
+        (slots(vec![]), "54000", r#"keyspace "main" would have 0 slots"#),
+        (slots(vec![ShardNumber(0); 65_537]), "54000", r#"keyspace "main" would have 65537 slots"#),
+        (
+            slots(vec![ShardNumber(0), ShardNumber(2)]),
+            "42704",
+            r#"a slot of keyspace "main" belongs to shard number 2, which takes no part in it"#,
+        ),
+        (
+            with(&|s| {
+                *s = slots(vec![ShardNumber(1)]);
+                s.shards[1].state = ShardState::Joining;
+            }),
+            "42704",
+            r#"a slot of keyspace "main" belongs to shard number 1, which takes no part in it"#,
         ),
         (with(&|s| s.ranges = vec![range(None, None, "shard-0")]), "55000", r#"keyspace "main" does not use ranges"#),
         (

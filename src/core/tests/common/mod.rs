@@ -20,7 +20,15 @@ pub fn shard(number: u16) -> ShardSpec {
 
 /// A keyspace of the given shards.
 pub fn keyspace(strategy: Strategy, shards: Vec<ShardSpec>) -> KeyspaceSpec {
-    KeyspaceSpec { name: KeyspaceName::from("main"), strategy, version: 1, shards, pins: vec![], ranges: vec![] }
+    KeyspaceSpec {
+        name: KeyspaceName::from("main"),
+        strategy,
+        version: 1,
+        shards,
+        pins: vec![],
+        ranges: vec![],
+        slots: None,
+    }
 }
 
 /// A keyspace of `count` shards with the tokens of random allocation.
