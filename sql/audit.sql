@@ -84,8 +84,8 @@ COMMENT ON FUNCTION shardmap.map_version(text) IS 'version of the map of a keysp
 
 CREATE FUNCTION shardmap.map_digest(keyspace text DEFAULT 'main') RETURNS text
 LANGUAGE sql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
-    SELECT md5((k.space - 'version' || jsonb_build_object('shards',
-            (SELECT coalesce(jsonb_agg(s - 'options' ORDER BY n), '[]') FROM jsonb_array_elements(k.space -> 'shards') WITH ORDINALITY a (s, n))))::text)
+    SELECT md5((k.space - 'version' - 'wanted_slots' || jsonb_build_object('shards',
+            (SELECT coalesce(jsonb_agg(s - 'options' - 'wanted_tokens' ORDER BY n), '[]') FROM jsonb_array_elements(k.space -> 'shards') WITH ORDINALITY a (s, n))))::text)
       FROM (SELECT shardmap._keyspace_json($1) AS space) k WHERE k.space IS NOT NULL
 $$;
 COMMENT ON FUNCTION shardmap.map_digest(text) IS

@@ -22,22 +22,33 @@ DECLARE
     keyspace text := space ->> 'name';
 BEGIN
     PERFORM shardmap._check_letters(keyspace);
+    -- First: they name shards.
+    UPDATE shardmap.keyspace k SET slots = NULL, wanted_slots = NULL WHERE k.name = space ->> 'name' AND k.slots IS NOT NULL;
     DELETE FROM shardmap.key_range r WHERE r.keyspace = space ->> 'name';
     DELETE FROM shardmap.pin p WHERE p.keyspace = space ->> 'name';
     DELETE FROM shardmap.shard s WHERE s.keyspace = space ->> 'name';
     UPDATE shardmap.keyspace k
        SET strategy = space ->> 'strategy', vnodes = (space ->> 'vnodes')::integer, allocation = space ->> 'allocation',
-           range_order = CASE space ->> 'range_order' WHEN 'bytes' THEN 'text' ELSE space ->> 'range_order' END
+           range_order = CASE space ->> 'range_order' WHEN 'bytes' THEN 'text' ELSE space ->> 'range_order' END,
+           wanted_slots = NULL
      WHERE k.name = space ->> 'name';
     IF NOT FOUND THEN
         INSERT INTO shardmap.keyspace (name, strategy, vnodes, allocation, range_order)
         VALUES (keyspace, space ->> 'strategy', (space ->> 'vnodes')::integer, space ->> 'allocation',
             CASE space ->> 'range_order' WHEN 'bytes' THEN 'text' ELSE space ->> 'range_order' END);
     END IF;
-    INSERT INTO shardmap.shard (name, keyspace, number, weight, state, tokens)
+    INSERT INTO shardmap.shard (name, keyspace, number, weight, state, tokens, wanted_tokens)
     SELECT s ->> 'name', space ->> 'name', (s ->> 'number')::integer, (s ->> 'weight')::double precision, s ->> 'state',
-           ARRAY(SELECT t::bigint FROM jsonb_array_elements_text(s -> 'tokens') WITH ORDINALITY x (t, n) ORDER BY n)
+           ARRAY(SELECT t::bigint FROM jsonb_array_elements_text(s -> 'tokens') WITH ORDINALITY x (t, n) ORDER BY n),
+           CASE WHEN s ? 'wanted_tokens' THEN ARRAY(
+               SELECT t::bigint FROM jsonb_array_elements_text(s -> 'wanted_tokens') WITH ORDINALITY x (t, n) ORDER BY n) END
       FROM jsonb_array_elements(space -> 'shards') s;
+    UPDATE shardmap.keyspace k SET slots = n.slots, wanted_slots = n.wanted
+      FROM (SELECT CASE WHEN space ? 'slots' THEN ARRAY(
+                    SELECT s::integer FROM jsonb_array_elements_text(space -> 'slots') WITH ORDINALITY x (s, n) ORDER BY n) END AS slots,
+                CASE WHEN space ? 'wanted_slots' THEN ARRAY(
+                    SELECT s::integer FROM jsonb_array_elements_text(space -> 'wanted_slots') WITH ORDINALITY x (s, n) ORDER BY n) END AS wanted) n
+     WHERE k.name = space ->> 'name' AND (n.slots IS NOT NULL OR n.wanted IS NOT NULL);
     INSERT INTO shardmap.pin (keyspace, key, shard)
     SELECT space ->> 'name', p ->> 'key', p ->> 'shard' FROM jsonb_array_elements(space -> 'pins') p;
     INSERT INTO shardmap.key_range (keyspace, lower, upper, shard, version)

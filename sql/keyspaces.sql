@@ -123,7 +123,7 @@ COMMENT ON FUNCTION shardmap._check_direct_change() IS 'trigger: refuses catalog
 REVOKE ALL ON FUNCTION shardmap._check_direct_change() FROM PUBLIC;
 
 CREATE TRIGGER check_direct_change
-    AFTER INSERT OR UPDATE OF name, strategy, vnodes, allocation, range_order OR DELETE OR TRUNCATE ON shardmap.keyspace
+    AFTER INSERT OR UPDATE OF name, strategy, vnodes, allocation, range_order, slots, wanted_slots OR DELETE OR TRUNCATE ON shardmap.keyspace
     FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('map');
 CREATE TRIGGER check_version_change AFTER UPDATE OF version ON shardmap.keyspace
     FOR EACH STATEMENT EXECUTE FUNCTION shardmap._check_direct_change('version');

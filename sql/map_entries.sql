@@ -34,8 +34,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
             t.token - t.positions + 1 AS token_from, t.token AS token_to, t.shard AS owner, s.version
           FROM space s JOIN shardmap.tokens t ON t.keyspace = s.name AND t.positions > 0 WHERE s.strategy = 'ring'
         UNION ALL
-        SELECT row_number() OVER (ORDER BY h.number) - 1, 'remainder', NULL, NULL, NULL, NULL, h.name, s.version
-          FROM space s JOIN shardmap.shard h ON h.keyspace = s.name WHERE s.strategy = 'modulo' AND h.state <> 'joining'
+        SELECT o.n - 1, 'remainder', NULL, NULL, NULL, NULL, h.name, s.version
+          FROM space s CROSS JOIN LATERAL unnest(coalesce(s.slots, ARRAY(SELECT h.number FROM shardmap.shard h
+                WHERE h.keyspace = s.name AND h.state <> 'joining' ORDER BY h.number))) WITH ORDINALITY o (number, n)
+          JOIN shardmap.shard h ON h.keyspace = s.name AND h.number = o.number WHERE s.strategy = 'modulo'
         UNION ALL
         SELECT b.n, 'range', b.lower, b.upper, NULL, NULL, r.shard, coalesce(r.version, 0)
           FROM space s CROSS JOIN LATERAL (SELECT shardmap._bounds(s.name) AS bounds) a

@@ -29,7 +29,8 @@ LANGUAGE sql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
     SELECT jsonb_build_object('name', k.name, 'strategy', k.strategy, 'version', k.version, 'vnodes', k.vnodes,
         'range_order', CASE k.range_order WHEN 'text' THEN 'bytes' ELSE k.range_order END, 'allocation', k.allocation,
         'shards', (SELECT coalesce(jsonb_agg(jsonb_build_object('name', s.name, 'number', s.number, 'weight', s.weight,
-                'state', s.state, 'tokens', s.tokens, 'options', (
+                'state', s.state, 'tokens', s.tokens) || CASE WHEN s.wanted_tokens <> s.tokens
+                    THEN jsonb_build_object('wanted_tokens', s.wanted_tokens) ELSE '{}' END || jsonb_build_object('options', (
                     SELECT coalesce(jsonb_object_agg(o.option_name, o.option_value), '{}')
                       FROM pg_foreign_server f, pg_options_to_table(f.srvoptions) o WHERE f.srvname = s.name)
                 ) ORDER BY s.number), '[]') FROM shardmap.shard s WHERE s.keyspace = k.name),
@@ -38,6 +39,8 @@ LANGUAGE sql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
         'ranges', (SELECT coalesce(jsonb_agg(jsonb_build_object('lower', r.lower, 'upper', r.upper, 'shard', r.shard,
                 'version', r.version) ORDER BY r.lower NULLS FIRST), '[]')
               FROM shardmap.key_range r WHERE r.keyspace = k.name))
+        || CASE WHEN k.slots IS NULL THEN '{}' ELSE jsonb_build_object('slots', k.slots) END
+        || CASE WHEN k.wanted_slots IS NULL THEN '{}' ELSE jsonb_build_object('wanted_slots', k.wanted_slots) END
       FROM shardmap.keyspace k WHERE k.name = keyspace
 $$;
 COMMENT ON FUNCTION shardmap._keyspace_json(text) IS 'a keyspace in the form of an exported map; NULL if it does not exist';
@@ -69,7 +72,7 @@ COMMENT ON FUNCTION shardmap._choose_tokens(jsonb, text, double precision) IS 'r
 
 CREATE FUNCTION shardmap._without_shard(space jsonb, shard text) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT jsonb_set(jsonb_set(space,
+    SELECT jsonb_set(jsonb_set(space - 'slots' - 'wanted_slots',
         '{shards}', (SELECT coalesce(jsonb_agg(s), '[]') FROM jsonb_array_elements(space -> 'shards') s
             WHERE s ->> 'name' <> shard)),
         '{pins}', (SELECT coalesce(jsonb_agg(p), '[]') FROM jsonb_array_elements(space -> 'pins') p
@@ -87,7 +90,7 @@ DECLARE
         SELECT min(n) FROM generate_series(0, 1023) n
          WHERE n > coalesce((SELECT max((o ->> 'number')::integer) FROM jsonb_array_elements(others) o), -1)));
 BEGIN
-    RETURN jsonb_set(space, '{shards}', others || jsonb_build_array(jsonb_build_object('name', shard, 'number', number,
+    RETURN jsonb_set(space - 'slots' - 'wanted_slots', '{shards}', others || jsonb_build_array(jsonb_build_object('name', shard, 'number', number,
         'weight', weight, 'state', 'active', 'options', '{}'::jsonb,
         'tokens', shardmap._choose_tokens(jsonb_set(space, '{shards}', others), shard, weight))));
 END
@@ -123,6 +126,11 @@ BEGIN
         changed := shardmap._with_shard(changed, shard, coalesce((weights ->> shard)::double precision,
             (SELECT (s ->> 'weight')::double precision FROM jsonb_array_elements(space -> 'shards') s WHERE s ->> 'name' = shard), 1));
     END LOOP;
+    -- A slot for each shard that has one, without the removed ones, and with those that are added.
+    IF space ? 'slots' THEN
+        changed := jsonb_set(changed, '{slots}', (SELECT coalesce(jsonb_agg(s -> 'number' ORDER BY (s ->> 'number')::integer), '[]')
+            FROM jsonb_array_elements(changed -> 'shards') s WHERE s ->> 'name' = ANY (add) OR space -> 'slots' @> (s -> 'number')));
+    END IF;
     RETURN changed;
 END
 $$;
@@ -144,6 +152,26 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION shardmap._shard_statistics(text) IS 'rows and bytes of all logical tables on a shard, by the shard''s statistics';
 
+CREATE FUNCTION shardmap._flows(before jsonb, after jsonb)
+RETURNS TABLE (giver text, gainer text, fraction double precision, rows bigint, bytes bigint)
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    WITH maps AS (
+        SELECT shardmap._map_json(jsonb_build_array(before)) AS before, shardmap._map_json(jsonb_build_array(after)) AS after
+    ), flows AS (
+        SELECT f.giver, f.gainer, f.numerator / f.denominator::double precision AS fraction
+          FROM maps m, shardmap._map_flows(m.before, m.after) f
+    ), statistics AS MATERIALIZED (
+        SELECT g.giver, x.rows, x.bytes FROM (SELECT DISTINCT f.giver FROM flows f WHERE f.giver IS NOT NULL) g,
+            shardmap._shard_statistics(g.giver) x
+    )
+    SELECT f.giver, f.gainer, f.fraction, coalesce(round(x.rows * f.fraction / nullif(b.share, 0)), 0)::bigint,
+        coalesce(round(x.bytes * f.fraction / nullif(b.share, 0)), 0)::bigint
+      FROM flows f LEFT JOIN (maps m CROSS JOIN LATERAL shardmap._map_balance(m.before) b) ON b.shard = f.giver
+      LEFT JOIN statistics x ON x.giver = f.giver
+     ORDER BY f.giver COLLATE "C", f.gainer COLLATE "C"
+$$;
+COMMENT ON FUNCTION shardmap._flows(jsonb, jsonb) IS 'what moves if a keyspace, as _keyspace_json, becomes another: exact fraction of all keys, estimated rows and bytes';
+
 CREATE FUNCTION shardmap.preview_change(
     keyspace text DEFAULT 'main',
     add text[] DEFAULT '{}',
@@ -153,9 +181,6 @@ CREATE FUNCTION shardmap.preview_change(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     space jsonb := shardmap._keyspace_json(keyspace);
-    before text := shardmap._map_json(jsonb_build_array(space));
-    after text;
-    flow record;
 BEGIN
     IF space IS NULL THEN
         RAISE EXCEPTION 'keyspace "%" does not exist', keyspace USING ERRCODE = 'undefined_object';
@@ -163,43 +188,18 @@ BEGIN
         RAISE EXCEPTION 'keyspace "%" is divided by ranges', keyspace
             USING ERRCODE = 'feature_not_supported', HINT = 'Shards and weights move nothing there; shardmap.set_range does.';
     END IF;
-    after := shardmap._map_json(jsonb_build_array(shardmap._changed_keyspace(space, add, remove, weights)));
-    FOR flow IN
-        WITH flows AS (
-            SELECT f.giver, f.gainer, f.numerator / f.denominator::double precision AS fraction
-              FROM shardmap._map_flows(before, after) f
-        ), shares AS (
-            SELECT b.shard, CASE space ->> 'strategy' WHEN 'ring' THEN b.share ELSE
-                    1.0 / nullif((SELECT count(*) FROM shardmap.shard s WHERE s.keyspace = $1 AND s.state <> 'joining'), 0)
-                END AS share
-              FROM shardmap._map_balance(before) b
-        ), statistics AS MATERIALIZED (
-            SELECT g.giver, x.rows, x.bytes FROM (SELECT DISTINCT f.giver FROM flows f WHERE f.giver IS NOT NULL) g,
-                shardmap._shard_statistics(g.giver) x
-        )
-        SELECT f.giver, f.gainer, f.fraction, x.rows * f.fraction / nullif(h.share, 0) AS rows,
-            x.bytes * f.fraction / nullif(h.share, 0) AS bytes
-          FROM flows f LEFT JOIN shares h ON h.shard = f.giver LEFT JOIN statistics x ON x.giver = f.giver
-         ORDER BY f.giver COLLATE "C", f.gainer COLLATE "C"
-    LOOP
-        giver := flow.giver;
-        gainer := flow.gainer;
-        fraction := flow.fraction;
-        rows := coalesce(round(flow.rows), 0);
-        bytes := coalesce(round(flow.bytes), 0);
-        RETURN NEXT;
-    END LOOP;
+    RETURN QUERY SELECT f.* FROM shardmap._flows(space, shardmap._changed_keyspace(space, add, remove, weights)) f;
 END
 $$;
 COMMENT ON FUNCTION shardmap.preview_change(text, text[], text[], jsonb) IS 'what would move, from whom to whom, if shards were added, removed or weighted anew: exact fraction of all keys, estimated rows and bytes; weights is an object of shard names and weights';
 
-CREATE FUNCTION shardmap._describe_change(keyspace text, remove text[], weights jsonb) RETURNS text
+CREATE FUNCTION shardmap._describe_flows(before jsonb, after jsonb) RETURNS text
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(string_agg(format('%s %% of the keys (about %s rows, %s) from "%s" to "%s"', round((p.fraction * 100)::numeric, 1),
         p.rows, pg_size_pretty(p.bytes), p.giver, p.gainer), '; ' ORDER BY p.fraction DESC, p.giver, p.gainer), 'nothing')
-      FROM shardmap.preview_change(keyspace, '{}', remove, weights) p
+      FROM shardmap._flows(before, after) p
 $$;
-COMMENT ON FUNCTION shardmap._describe_change(text, text[], jsonb) IS 'what would move by a change, in words';
+COMMENT ON FUNCTION shardmap._describe_flows(jsonb, jsonb) IS 'what moves if a keyspace becomes another, in words';
 
 CREATE FUNCTION shardmap.ring_balance(keyspace text DEFAULT 'main')
 RETURNS TABLE (shard text, weight double precision, vnodes integer, share double precision, load double precision,
@@ -220,7 +220,7 @@ END
 $$;
 COMMENT ON FUNCTION shardmap.ring_balance(text) IS 'each shard''s share of the ring, and its load: share over weight, 1 is even; max_over_mean and stdev are of all loads';
 
-REVOKE ALL ON FUNCTION shardmap.preview_change(text, text[], text[], jsonb), shardmap._describe_change(text, text[], jsonb),
-    shardmap._shard_statistics(text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap.preview_change(text, text[], text[], jsonb), shardmap._describe_change(text, text[], jsonb),
-    shardmap._shard_statistics(text) TO shardmap_admin;
+REVOKE ALL ON FUNCTION shardmap.preview_change(text, text[], text[], jsonb), shardmap._describe_flows(jsonb, jsonb),
+    shardmap._flows(jsonb, jsonb), shardmap._shard_statistics(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.preview_change(text, text[], text[], jsonb), shardmap._describe_flows(jsonb, jsonb),
+    shardmap._flows(jsonb, jsonb), shardmap._shard_statistics(text) TO shardmap_admin;

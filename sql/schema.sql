@@ -33,6 +33,12 @@ CREATE TABLE shardmap.keyspace (
         CONSTRAINT keyspace_range_order_known CHECK (range_order IN ('integer', 'text')),
     version bigint NOT NULL DEFAULT 1
         CONSTRAINT keyspace_version_positive CHECK (version > 0),
+    slots integer[],
+    wanted_slots integer[],
+    CONSTRAINT keyspace_slots_with_modulo CHECK (strategy = 'modulo' OR (slots IS NULL AND wanted_slots IS NULL)),
+    CONSTRAINT keyspace_slots_range CHECK (0 <= ALL (slots || wanted_slots) AND 1024 > ALL (slots || wanted_slots)
+        AND pg_catalog.array_position(slots || wanted_slots, NULL) IS NULL
+        AND pg_catalog.cardinality(slots) BETWEEN 1 AND 65536 AND pg_catalog.cardinality(wanted_slots) BETWEEN 1 AND 65536),
     CONSTRAINT keyspace_range_order_with_range CHECK ((strategy = 'range') = (range_order IS NOT NULL)),
     CONSTRAINT keyspace_balanced_with_ring CHECK (allocation = 'random' OR strategy = 'ring')
 );
@@ -43,6 +49,8 @@ COMMENT ON COLUMN shardmap.keyspace.vnodes IS 'ring positions of a shard of weig
 COMMENT ON COLUMN shardmap.keyspace.allocation IS 'how ring positions are chosen: random (by MD5 of name and number) or balanced (where they even out the load)';
 COMMENT ON COLUMN shardmap.keyspace.range_order IS 'order of the ranges of strategy range: integer (by value) or text (by bytes of the canonical text)';
 COMMENT ON COLUMN shardmap.keyspace.version IS 'version of the map: grows by one with every change';
+COMMENT ON COLUMN shardmap.keyspace.slots IS 'strategy modulo: number of the shard that owns each remainder of MD5, from 0; NULL: one for each shard, in the order of numbers';
+COMMENT ON COLUMN shardmap.keyspace.wanted_slots IS 'slots as they should be; NULL: one for each shard that is not draining, in the order of numbers';
 
 CREATE TABLE shardmap.shard (
     name text COLLATE pg_catalog."C" PRIMARY KEY
@@ -57,6 +65,9 @@ CREATE TABLE shardmap.shard (
     tokens bigint[] NOT NULL DEFAULT '{}'
         CONSTRAINT shard_tokens_on_ring CHECK (0 <= ALL (tokens) AND 4294967296 > ALL (tokens)
             AND pg_catalog.array_position(tokens, NULL) IS NULL),
+    wanted_tokens bigint[]
+        CONSTRAINT shard_wanted_tokens_on_ring CHECK (0 <= ALL (wanted_tokens) AND 4294967296 > ALL (wanted_tokens)
+            AND pg_catalog.array_position(wanted_tokens, NULL) IS NULL),
     CONSTRAINT shard_number_unique UNIQUE (keyspace, number),
     CONSTRAINT shard_keyspace_name_unique UNIQUE (keyspace, name),
     CONSTRAINT shard_joining_owns_nothing CHECK (state <> 'joining' OR pg_catalog.cardinality(tokens) = 0)
@@ -68,6 +79,7 @@ COMMENT ON COLUMN shardmap.shard.number IS 'number of the shard in its keyspace,
 COMMENT ON COLUMN shardmap.shard.weight IS 'share of load, in relation to the other shards'' weights';
 COMMENT ON COLUMN shardmap.shard.state IS 'active; joining: registered, owns nothing yet; draining: to be emptied';
 COMMENT ON COLUMN shardmap.shard.tokens IS 'ring positions, 0 to 4294967295; the shard owns the arc that ends at each';
+COMMENT ON COLUMN shardmap.shard.wanted_tokens IS 'ring positions that the shard should have once shardmap.rebalance is through; NULL: those that it has';
 
 CREATE TABLE shardmap.pin (
     keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace,

@@ -89,7 +89,7 @@ COMMENT ON FUNCTION shardmap._keyspace_has_rows(text) IS 'whether any logical ta
 REVOKE ALL ON FUNCTION shardmap._keyspace_has_rows(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._keyspace_has_rows(text) TO shardmap_admin;
 
-CREATE FUNCTION shardmap._register_shard(name text, keyspace text, weight double precision, state text, tokens bigint[])
+CREATE FUNCTION shardmap._register_shard(name text, keyspace text, weight double precision, state text, wanted_tokens bigint[], at_once boolean)
 RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -106,14 +106,19 @@ BEGIN
         RAISE EXCEPTION 'keyspace "%" is full', keyspace
             USING ERRCODE = 'program_limit_exceeded', DETAIL = 'A keyspace has at most 1024 shards.';
     END IF;
-    INSERT INTO shardmap.shard (name, keyspace, number, weight, state, tokens) VALUES ($1, $2, number, $3, $4, $5);
+    PERFORM shardmap._note_tokens(keyspace);
+    INSERT INTO shardmap.shard (name, keyspace, number, weight, state, wanted_tokens) VALUES ($1, $2, number, $3, $4, $5);
+    UPDATE shardmap.keyspace k SET wanted_slots = NULL WHERE k.name = $2 AND k.wanted_slots IS NOT NULL;
+    IF at_once THEN
+        PERFORM shardmap._settle(keyspace);
+    END IF;
     PERFORM shardmap.publish_map(keyspace);
     RETURN number;
 END
 $$;
-COMMENT ON FUNCTION shardmap._register_shard(text, text, double precision, text, bigint[]) IS 'enters a shard in the catalog and publishes the map; returns its number';
-REVOKE ALL ON FUNCTION shardmap._register_shard(text, text, double precision, text, bigint[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._register_shard(text, text, double precision, text, bigint[]) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap._register_shard(text, text, double precision, text, bigint[], boolean) IS 'enters a shard in the catalog and publishes the map; returns its number; at_once: the keyspace becomes what it should be';
+REVOKE ALL ON FUNCTION shardmap._register_shard(text, text, double precision, text, bigint[], boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._register_shard(text, text, double precision, text, bigint[], boolean) TO shardmap_admin;
 
 -- Runs as the caller, so that the user mapping is the caller's and no one reads with another's password.
 -- `defaults`: the options that it has unless they are given.
@@ -219,8 +224,8 @@ CREATE FUNCTION shardmap.add_shard(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
 DECLARE
     space shardmap.keyspace;
-    state text := 'active';
     source text;
+    at_once boolean := false;
     relation regclass;
 BEGIN
     space := shardmap._lock_keyspace(keyspace);
@@ -229,16 +234,15 @@ BEGIN
         jsonb_build_object('fetch_size', '1000', 'batch_size', '1000', 'async_capable', 'true', 'user', CURRENT_USER), 'shard of pg_shardmap');
     PERFORM shardmap._check_address(name, keyspace);
     PERFORM shardmap._check_shard(name);
-    -- Under strategy range a shard owns what set_range gives it: being there changes nothing.
-    IF space.strategy <> 'range' THEN
-        PERFORM shardmap._lock_tables(keyspace);
-        IF shardmap._keyspace_has_rows(keyspace) THEN
-            state := 'joining';
-        END IF;
-    END IF;
     SELECT s.name INTO source FROM shardmap.shard s WHERE s.keyspace = add_shard.keyspace ORDER BY s.number LIMIT 1;
-    PERFORM shardmap._register_shard(name, keyspace, weight, state,
-        CASE state WHEN 'active' THEN shardmap._choose_tokens(shardmap._keyspace_json(keyspace), name, weight) ELSE '{}' END);
+    -- Under strategy range a shard owns what set_range gives it: being there changes nothing.
+    IF space.strategy = 'range' THEN
+        PERFORM shardmap._register_shard(name, keyspace, weight, 'active', NULL, false);
+    ELSE
+        PERFORM shardmap._lock_tables(keyspace);
+        at_once := shardmap._is_empty(keyspace);
+        PERFORM shardmap._register_shard(name, keyspace, weight, 'joining', shardmap._choose_tokens(shardmap._wish(keyspace), name, weight), at_once);
+    END IF;
     -- First: the others' foreign keys may refer to them.
     FOR relation IN
         SELECT t.relation FROM shardmap.reference_table t WHERE t.keyspace = add_shard.keyspace ORDER BY t.relation::oid
@@ -252,12 +256,10 @@ BEGIN
         PERFORM shardmap._grant_on_shard(relation, name);
         PERFORM shardmap._create_partition(relation, name);
     END LOOP;
-    IF state = 'joining' THEN
-        RAISE NOTICE 'shard "%" owns nothing yet', name
-            USING DETAIL = format('Keyspace "%s" holds rows, which stay where they are.', keyspace),
-                HINT = 'See shardmap.preview_change for what would move to it.';
+    IF NOT at_once AND space.strategy <> 'range' THEN
+        PERFORM shardmap._tell_wish(keyspace, format('shard "%s" owns nothing yet', name));
     END IF;
-    RETURN state;
+    RETURN (SELECT s.state FROM shardmap.shard s WHERE s.name = $1);
 END
 $$;
 COMMENT ON FUNCTION shardmap.add_shard(text, text, integer, text, text, double precision, text) IS 'adds a database as a shard: foreign server, user mapping, checks, tables; returns its state, active or joining';

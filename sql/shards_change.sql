@@ -1,8 +1,8 @@
 -- Shards: how one is weighted anew, drained, and dropped.
 --
--- Decides whether such a change would move rows. What always holds: no row changes its owner, for rows do not follow by
--- themselves; while a keyspace is empty, every change takes effect at once. Refuses the rest, with what would move in
--- the detail. Read ranges.sql next.
+-- Decides what is wanted of a shard from now on. What always holds: no row changes its owner here; while a keyspace is
+-- empty, every change takes effect at once, else shardmap.rebalance moves the rows, and the notice says which. Refuses to
+-- drop what owns keys or holds rows. Read ranges.sql next.
 
 CREATE FUNCTION shardmap._find_shard(name text) RETURNS shardmap.shard
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -23,26 +23,40 @@ COMMENT ON FUNCTION shardmap._find_shard(text) IS 'a shard''s row, with its keys
 REVOKE ALL ON FUNCTION shardmap._find_shard(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._find_shard(text) TO shardmap_admin;
 
-CREATE FUNCTION shardmap._update_shard(name text, weight double precision, state text, tokens bigint[]) RETURNS void
+CREATE FUNCTION shardmap._update_shard(name text, weight double precision, state text, wanted_tokens bigint[], at_once boolean) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    space text;
+    space text := (SELECT s.keyspace FROM shardmap.shard s WHERE s.name = $1);
 BEGIN
-    UPDATE shardmap.shard s SET weight = $2, state = $3, tokens = $4 WHERE s.name = $1 RETURNING s.keyspace INTO space;
+    PERFORM shardmap._note_tokens(space);
+    UPDATE shardmap.keyspace k SET wanted_slots = NULL
+      FROM shardmap.shard s WHERE s.name = $1 AND k.name = s.keyspace AND s.state <> $3 AND k.wanted_slots IS NOT NULL;
+    UPDATE shardmap.shard s SET weight = $2, state = $3, wanted_tokens = $4 WHERE s.name = $1;
+    IF at_once THEN
+        PERFORM shardmap._settle(space);
+    END IF;
     PERFORM shardmap.publish_map(space);
 END
 $$;
-COMMENT ON FUNCTION shardmap._update_shard(text, double precision, text, bigint[]) IS 'changes a shard in the catalog and publishes the map';
-REVOKE ALL ON FUNCTION shardmap._update_shard(text, double precision, text, bigint[]) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._update_shard(text, double precision, text, bigint[]) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap._update_shard(text, double precision, text, bigint[], boolean) IS 'changes a shard in the catalog and publishes the map; at_once: the keyspace becomes what it should be';
+REVOKE ALL ON FUNCTION shardmap._update_shard(text, double precision, text, bigint[], boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._update_shard(text, double precision, text, bigint[], boolean) TO shardmap_admin;
 
+-- Slots that name it are there only while the keyspace has no rows.
 CREATE FUNCTION shardmap._delete_shard(name text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    space text;
+    gone shardmap.shard;
 BEGIN
-    DELETE FROM shardmap.shard s WHERE s.name = $1 RETURNING s.keyspace INTO space;
-    PERFORM shardmap.publish_map(space);
+    SELECT s.* INTO gone FROM shardmap.shard s WHERE s.name = $1;
+    UPDATE shardmap.keyspace k SET slots = nullif(array_remove(k.slots, gone.number), '{}'),
+        wanted_slots = CASE WHEN gone.number = ANY (k.wanted_slots) THEN NULL ELSE k.wanted_slots END
+     WHERE k.name = gone.keyspace AND gone.number = ANY (k.slots || k.wanted_slots);
+    DELETE FROM shardmap.shard s WHERE s.name = $1;
+    UPDATE shardmap.keyspace k SET slots = NULL
+     WHERE k.name = gone.keyspace AND k.slots = ARRAY(SELECT s.number FROM shardmap.shard s
+            WHERE s.keyspace = k.name AND s.state <> 'joining' ORDER BY s.number);
+    PERFORM shardmap.publish_map(gone.keyspace);
 END
 $$;
 COMMENT ON FUNCTION shardmap._delete_shard(text) IS 'takes a shard out of the catalog and publishes the map';
@@ -74,23 +88,23 @@ CREATE FUNCTION shardmap.set_shard_weight(name text, weight double precision) RE
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     shard shardmap.shard := shardmap._find_shard(name);
-    tokens bigint[] := shard.tokens;
+    space jsonb := shardmap._wish(shard.keyspace);
+    wanted bigint[] := shard.wanted_tokens;
+    at_once boolean := false;
 BEGIN
     PERFORM shardmap._check_weight(name, weight);
-    IF cardinality(shard.tokens) > 0 AND weight <> shard.weight THEN
-        tokens := shardmap._choose_tokens(shardmap._without_shard(shardmap._keyspace_json(shard.keyspace), name), name, weight);
+    IF space ->> 'strategy' = 'ring' AND shard.state <> 'draining' AND weight <> shard.weight THEN
+        wanted := shardmap._choose_tokens(shardmap._without_shard(space, name), name, weight);
         PERFORM shardmap._lock_tables(shard.keyspace);
-        IF NOT (tokens @> shard.tokens AND tokens <@ shard.tokens) AND shardmap._keyspace_has_rows(shard.keyspace) THEN
-            RAISE EXCEPTION 'cannot set the weight of shard "%": rows would change their owner', name
-                USING ERRCODE = 'object_not_in_prerequisite_state',
-                    DETAIL = format('To move: %s.', shardmap._describe_change(shard.keyspace, '{}', jsonb_build_object(name, weight))),
-                    HINT = 'Weights take effect at once only while the keyspace holds no rows. See shardmap.preview_change.';
-        END IF;
+        at_once := shardmap._is_empty(shard.keyspace);
     END IF;
-    PERFORM shardmap._update_shard(name, weight, shard.state, tokens);
+    PERFORM shardmap._update_shard(name, weight, shard.state, wanted, at_once);
+    IF NOT at_once AND wanted IS DISTINCT FROM shard.wanted_tokens THEN
+        PERFORM shardmap._tell_wish(shard.keyspace, format('shard "%s" keeps what it owns for now', name));
+    END IF;
 END
 $$;
-COMMENT ON FUNCTION shardmap.set_shard_weight(text, double precision) IS 'changes a shard''s share of load; refused where rows would change their owner';
+COMMENT ON FUNCTION shardmap.set_shard_weight(text, double precision) IS 'changes a shard''s share of load; at once in a keyspace without rows, else rows follow by shardmap.rebalance';
 REVOKE ALL ON FUNCTION shardmap.set_shard_weight(text, double precision) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap.set_shard_weight(text, double precision) TO shardmap_admin;
 
@@ -98,34 +112,28 @@ CREATE FUNCTION shardmap.drain_shard(name text, drain boolean DEFAULT true) RETU
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     shard shardmap.shard := shardmap._find_shard(name);
-    has_rows boolean;
+    at_once boolean;
 BEGIN
     IF shard.state <> (CASE WHEN drain THEN 'active' ELSE 'draining' END) THEN
         RAISE EXCEPTION 'shard "%" is %', name, shard.state
             USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = CASE WHEN drain THEN 'Only an active shard can be drained.' ELSE 'Only a draining shard can be kept.' END;
     ELSIF drain AND NOT EXISTS (
-        SELECT FROM shardmap.shard s WHERE s.keyspace = shard.keyspace AND s.name <> $1 AND s.state = 'active')
+        SELECT FROM shardmap.shard s WHERE s.keyspace = shard.keyspace AND s.name <> $1 AND s.state <> 'draining')
     THEN
         RAISE EXCEPTION 'shard "%" is the only active shard of keyspace "%"', name, shard.keyspace
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Add another shard first.';
     END IF;
     PERFORM shardmap._lock_tables(shard.keyspace);
-    has_rows := shardmap._keyspace_has_rows(shard.keyspace);
-    IF has_rows THEN
-        PERFORM shardmap._update_shard(name, shard.weight, CASE WHEN drain THEN 'draining' ELSE 'active' END, shard.tokens);
-    ELSIF drain THEN
-        PERFORM shardmap._update_shard(name, shard.weight, 'draining', '{}');
-    ELSE
-        PERFORM shardmap._update_shard(name, shard.weight, 'active', shardmap._choose_tokens(
-            shardmap._without_shard(shardmap._keyspace_json(shard.keyspace), name), name, shard.weight));
-    END IF;
-    IF drain AND has_rows THEN
-        RAISE NOTICE 'shard "%" keeps what it owns until that is moved away', name;
+    at_once := shardmap._is_empty(shard.keyspace);
+    PERFORM shardmap._update_shard(name, shard.weight, CASE WHEN drain THEN 'draining' ELSE 'active' END, CASE WHEN drain THEN '{}' ELSE
+        shardmap._choose_tokens(shardmap._without_shard(shardmap._wish(shard.keyspace), name), name, shard.weight) END, at_once);
+    IF NOT at_once THEN
+        PERFORM shardmap._tell_wish(shard.keyspace, format('shard "%s" keeps what it owns for now', name));
     END IF;
 END
 $$;
-COMMENT ON FUNCTION shardmap.drain_shard(text, boolean) IS 'marks a shard as one to be emptied, or takes the mark back; while its keyspace holds no rows, a draining shard owns nothing';
+COMMENT ON FUNCTION shardmap.drain_shard(text, boolean) IS 'marks a shard as one to be emptied, or takes the mark back; at once in a keyspace without rows, else rows follow by shardmap.rebalance';
 REVOKE ALL ON FUNCTION shardmap.drain_shard(text, boolean) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap.drain_shard(text, boolean) TO shardmap_admin;
 
@@ -133,8 +141,9 @@ GRANT EXECUTE ON FUNCTION shardmap.drain_shard(text, boolean) TO shardmap_admin;
 CREATE FUNCTION shardmap._check_droppable(shard shardmap.shard, abandon boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    strategy text := (SELECT k.strategy FROM shardmap.keyspace k WHERE k.name = shard.keyspace);
-    owns boolean := strategy = 'modulo' AND shard.state <> 'joining' OR cardinality(shard.tokens) > 0;
+    owns boolean := cardinality(shard.tokens) > 0 OR (SELECT k.strategy = 'modulo' AND CASE WHEN k.slots IS NULL THEN shard.state <> 'joining'
+        ELSE shard.number = ANY (k.slots) END FROM shardmap.keyspace k WHERE k.name = shard.keyspace);
+    space jsonb := shardmap._keyspace_json(shard.keyspace);
     names text;
 BEGIN
     SELECT concat_ws('; ',
@@ -155,7 +164,7 @@ BEGIN
     IF names <> '' THEN
         RAISE EXCEPTION 'shard "%" holds rows', shard.name
             USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = format('It holds rows of %s.', names),
-                HINT = 'Move them away, or undistribute the tables, first.';
+                HINT = 'Move them away with shardmap.drain_shard and shardmap.rebalance, or undistribute the tables, first.';
     END IF;
     IF owns AND abandon THEN
         RAISE EXCEPTION 'shard "%" owns a part of keyspace "%"', shard.name, shard.keyspace
@@ -164,8 +173,8 @@ BEGIN
     ELSIF owns AND shardmap._keyspace_has_rows(shard.keyspace) THEN
         RAISE EXCEPTION 'shard "%" owns a part of keyspace "%", which holds rows', shard.name, shard.keyspace
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                DETAIL = format('To move: %s.', shardmap._describe_change(shard.keyspace, ARRAY[shard.name], '{}')),
-                HINT = 'Move away what it owns first. See shardmap.preview_change.';
+                DETAIL = format('To move: %s.', shardmap._describe_flows(space, shardmap._without_shard(space, shard.name))),
+                HINT = format('Use shardmap.drain_shard(%L) and shardmap.rebalance(%L) first.', shard.name, shard.keyspace);
     END IF;
     IF EXISTS (SELECT FROM shardmap.logical_table t WHERE t.keyspace = shard.keyspace)
         AND NOT EXISTS (SELECT FROM shardmap.shard s WHERE s.keyspace = shard.keyspace AND s.name <> shard.name AND s.state = 'active')

@@ -5,21 +5,17 @@
 
 CREATE VIEW shardmap.shards AS
     SELECT s.keyspace, s.name, s.number, s.state, s.weight, pg_catalog.cardinality(s.tokens) AS vnodes,
-        CASE k.strategy
-            WHEN 'ring' THEN b.share
-            WHEN 'modulo' THEN CASE s.state WHEN 'joining' THEN 0 ELSE 1.0 / pg_catalog.count(*) FILTER (WHERE s.state <> 'joining')
-                OVER (PARTITION BY s.keyspace) END::double precision
-        END AS share,
+        b.share, b.wanted_share,
         (SELECT pg_catalog.max(o.option_value) FROM pg_catalog.pg_options_to_table(f.srvoptions) o WHERE o.option_name = 'host') AS host,
         (SELECT pg_catalog.max(o.option_value) FROM pg_catalog.pg_options_to_table(f.srvoptions) o WHERE o.option_name = 'port') AS port,
         (SELECT pg_catalog.max(o.option_value) FROM pg_catalog.pg_options_to_table(f.srvoptions) o WHERE o.option_name = 'dbname') AS dbname,
         f.srvoptions AS options
       FROM shardmap.shard s
-      JOIN shardmap.keyspace k ON k.name = s.keyspace
       LEFT JOIN pg_catalog.pg_foreign_server f ON f.srvname = s.name
-      LEFT JOIN (SELECT j.name AS keyspace, m.shard, m.share FROM shardmap.keyspace j,
-            LATERAL shardmap._map_balance(shardmap._map_json(pg_catalog.jsonb_build_array(shardmap._keyspace_json(j.name)))) m
-            WHERE j.strategy = 'ring') b ON b.keyspace = s.keyspace AND b.shard = s.name
+      LEFT JOIN (SELECT j.name AS keyspace, m.shard, m.share, w.share AS wanted_share FROM shardmap.keyspace j,
+            LATERAL (SELECT shardmap._map_json(pg_catalog.jsonb_build_array(shardmap._keyspace_json(j.name))) AS map) i,
+            LATERAL shardmap._map_balance(i.map) m, LATERAL shardmap._map_balance(shardmap._wanted_map(i.map)) w
+            WHERE j.strategy <> 'range' AND w.shard OPERATOR(pg_catalog.=) m.shard) b ON b.keyspace = s.keyspace AND b.shard = s.name
      ORDER BY s.keyspace, s.number;
 COMMENT ON VIEW shardmap.shards IS 'shards with their state, their share of the keys, and where they are';
 COMMENT ON COLUMN shardmap.shards.keyspace IS 'keyspace that the shard belongs to';
@@ -29,6 +25,7 @@ COMMENT ON COLUMN shardmap.shards.state IS 'active; joining: registered, owns no
 COMMENT ON COLUMN shardmap.shards.weight IS 'share of load, in relation to the other shards'' weights';
 COMMENT ON COLUMN shardmap.shards.vnodes IS 'ring positions that the shard holds';
 COMMENT ON COLUMN shardmap.shards.share IS 'part of all keys that the shard owns, 0 to 1, without pins; NULL under strategy range';
+COMMENT ON COLUMN shardmap.shards.wanted_share IS 'part that it should own by the states and weights of all shards: shardmap.rebalance moves the difference';
 COMMENT ON COLUMN shardmap.shards.host IS 'host of the shard''s server';
 COMMENT ON COLUMN shardmap.shards.port IS 'port of the shard''s server';
 COMMENT ON COLUMN shardmap.shards.dbname IS 'database on that server';

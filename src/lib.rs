@@ -17,7 +17,8 @@ extension_sql_file!("../sql/keyspaces.sql", name = "keyspaces", requires = ["key
 extension_sql_file!("../sql/shards_check.sql", name = "shards_check", requires = ["keyspaces"]);
 extension_sql_file!("../sql/shards.sql", name = "shards", requires = ["shards_check"]);
 extension_sql_file!("../sql/preview.sql", name = "preview", requires = ["shards"]);
-extension_sql_file!("../sql/shards_change.sql", name = "shards_change", requires = ["preview"]);
+extension_sql_file!("../sql/map_parts.sql", name = "map_parts", requires = ["preview"]);
+extension_sql_file!("../sql/shards_change.sql", name = "shards_change", requires = ["map_parts"]);
 extension_sql_file!("../sql/pins.sql", name = "pins", requires = ["shards_change"]);
 extension_sql_file!("../sql/ranges.sql", name = "ranges", requires = ["pins"]);
 extension_sql_file!("../sql/tables_checks.sql", name = "tables_checks", requires = ["ranges"]);

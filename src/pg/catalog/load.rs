@@ -177,6 +177,7 @@ fn keyspaces(tables: &Tables) -> HashMap<String, Rc<Keyspace>> {
             shards: Vec::new(),
             pins: Vec::new(),
             ranges: Vec::new(),
+            slots: row.get::<Vec<Option<i32>>>("slots").map(|slots| slots.into_iter().map(number).collect()),
         };
         specs.insert(name, spec);
     });
@@ -221,11 +222,16 @@ fn build(spec: KeyspaceSpec) -> KeyspaceMap {
     })
 }
 
+/// A shard's number; the core refuses what is none.
+fn number(number: Option<i32>) -> ShardNumber {
+    ShardNumber(number.and_then(|number| u16::try_from(number).ok()).unwrap_or(u16::MAX))
+}
+
 fn shard(row: &Row<'_>) -> ShardSpec {
     let tokens: Vec<Option<i64>> = row.get("tokens").unwrap_or_default();
     ShardSpec {
         name: ShardName::from(row.text("name").unwrap_or_default()),
-        number: ShardNumber(row.get::<i32>("number").and_then(|n| u16::try_from(n).ok()).unwrap_or(u16::MAX)),
+        number: number(row.get("number")),
         weight: row.get("weight").unwrap_or(1.0),
         state: match row.text("state").as_deref() {
             Some("joining") => ShardState::Joining,

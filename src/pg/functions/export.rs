@@ -24,6 +24,13 @@ pub fn keyspaces(json: &[u8]) -> Vec<KeyspaceExport> {
     from_json(&encoding::utf8(json)).unwrap_or_else(|error| Refusal::from(error).raise())
 }
 
+/// The document's only keyspace.
+pub fn only(json: &[u8]) -> KeyspaceExport {
+    keyspaces(json).pop().unwrap_or_else(|| {
+        Refusal::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, "exported map has no keyspace").raise()
+    })
+}
+
 /// Returns the document as the core writes it; raises an error if it does not hold valid maps.
 #[pg_extern(sql = false)]
 fn check_export(json: &[u8]) -> Vec<u8> {

@@ -5,6 +5,7 @@ mod call;
 pub mod export;
 pub mod key_column;
 pub mod owner;
+pub mod parts;
 pub mod planning;
 pub mod preview;
 pub mod publish;

@@ -9,21 +9,18 @@ use shardmap_core::balance::ring_balance;
 use shardmap_core::diff::diff;
 use shardmap_core::map::KeyspaceMap;
 
-use super::export::keyspaces;
+use super::export::only;
 use crate::pg::encoding;
 use crate::pg::error::{sqlstate, Refusal};
 
 /// A name as Postgres' text.
-fn text(name: &str) -> Vec<u8> {
+pub fn text(name: &str) -> Vec<u8> {
     encoding::server(name).into_owned()
 }
 
 /// The map of the document's only keyspace.
-fn map(json: &[u8]) -> KeyspaceMap {
-    let Some(keyspace) = keyspaces(json).pop() else {
-        Refusal::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, "exported map has no keyspace").raise()
-    };
-    KeyspaceMap::build(keyspace.spec)
+pub fn map(json: &[u8]) -> KeyspaceMap {
+    KeyspaceMap::build(only(json).spec)
         .unwrap_or_else(|error| Refusal::new(sqlstate(error.sqlstate()), error.to_string()).hint(error.hint()).raise())
 }
 

@@ -35,7 +35,9 @@ SELECT * FROM shardmap.tables;
 SELECT keyspace, name, number, vnodes FROM shardmap.shards WHERE keyspace <> 'main';
 SELECT * FROM shardmap.pin;
 -- A further shard gets the table.
+\set VERBOSITY terse
 SELECT shardmap.add_shard('sh "a"''\\3', host, port::integer, dbname, keyspace => 'we "ird'';\\ ks') FROM shardmap.shards WHERE name = 'shard-3';
+\set VERBOSITY default
 \d "od""d; s\"."we ird""; x_3"
 SELECT shardmap.drop_shard('sh "a"''\\3');
 SELECT shardmap.undistribute_table('"od""d; s\\"."we ird""; x"');
