@@ -27,6 +27,7 @@ CREATE TABLE shardmap.move (
     wish text
         CONSTRAINT move_wish_known CHECK (wish IN ('pause', 'cancel')),
     snapshot text,
+    applied_at timestamptz,
     verified boolean NOT NULL DEFAULT false,
     resumed boolean NOT NULL DEFAULT false,
     fires boolean NOT NULL DEFAULT false,
@@ -59,6 +60,7 @@ COMMENT ON COLUMN shardmap.move.target IS 'shard that they go to';
 COMMENT ON COLUMN shardmap.move.state IS 'planned, prechecked, copying, catching_up, verifying, fencing, flipped, cleaning, done; or rolling_back, rolled_back';
 COMMENT ON COLUMN shardmap.move.wish IS 'what an administrator has asked for since: pause or cancel';
 COMMENT ON COLUMN shardmap.move.snapshot IS 'snapshot of the source up to which changes are applied on the target';
+COMMENT ON COLUMN shardmap.move.applied_at IS 'when that was';
 COMMENT ON COLUMN shardmap.move.verified IS 'both sides were compared in full, and were equal';
 COMMENT ON COLUMN shardmap.move.resumed IS 'a run has taken it up: what was copied beyond the watermarks is to be dropped first';
 COMMENT ON COLUMN shardmap.move.fires IS 'the shards'' tables have triggers or foreign keys, past which the rows are written';
@@ -195,6 +197,14 @@ END
 $$;
 COMMENT ON FUNCTION shardmap._check_no_move(text, text) IS 'raises an error if rows of a keyspace, or of one key of it, are moved';
 
+CREATE FUNCTION shardmap._remaining(job shardmap.move) RETURNS interval
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN job.state IN ('copying', 'catching_up', 'verifying', 'fencing') AND job.rows_copied > 0
+        THEN date_trunc('second', greatest(job.rows_planned - job.rows_copied, 0)::double precision / job.rows_copied
+            * (clock_timestamp() - job.started_at)) END
+$$;
+COMMENT ON FUNCTION shardmap._remaining(shardmap.move) IS 'time until all rows are copied, if it goes on as it did';
+
 CREATE VIEW shardmap.moves AS
     SELECT m.id, m.keyspace, m.key, m.source, m.target, m.state, m.wish,
         CASE WHEN m.rows_planned = 0 THEN CASE WHEN m.state IN ('planned', 'prechecked') THEN 0 ELSE 1 END
@@ -204,7 +214,9 @@ CREATE VIEW shardmap.moves AS
             - m.started_at), 0)::double precision AS rows_per_second,
         c.relation AS copying, c.watermark,
         m.changes, m.last_changes, m.fences, m.pause, m.map_version, m.created_at, m.started_at, m.flipped_at, m.finished_at,
-        m.last_error, m.planned_by, r.attempts, r.next_attempt
+        m.last_error,
+        CASE WHEN m.state IN ('copying', 'catching_up', 'verifying', 'fencing') THEN pg_catalog.clock_timestamp() - m.applied_at END AS change_lag,
+        shardmap._remaining(m) AS remaining, m.planned_by, r.attempts, r.next_attempt
       FROM shardmap.move m
       LEFT JOIN shardmap.move_run r ON r.move = m.id
       LEFT JOIN LATERAL (SELECT t.relation, t.watermark FROM shardmap.move_table t
@@ -238,6 +250,8 @@ COMMENT ON COLUMN shardmap.moves.started_at IS 'when it was first run';
 COMMENT ON COLUMN shardmap.moves.flipped_at IS 'when the target became the owner';
 COMMENT ON COLUMN shardmap.moves.finished_at IS 'when it came to its end';
 COMMENT ON COLUMN shardmap.moves.last_error IS 'why the last attempt of a step failed';
+COMMENT ON COLUMN shardmap.moves.change_lag IS 'changes on the source that are younger are not applied on the target yet';
+COMMENT ON COLUMN shardmap.moves.remaining IS 'time until all rows are copied, if it goes on as it did';
 COMMENT ON COLUMN shardmap.moves.planned_by IS 'role that planned it: workers run it as this one';
 COMMENT ON COLUMN shardmap.moves.attempts IS 'workers in a row that were started at the same place; NULL: none is to run it';
 COMMENT ON COLUMN shardmap.moves.next_attempt IS 'no worker is started before';
@@ -252,11 +266,14 @@ DECLARE
 BEGIN
     SELECT m.* INTO STRICT old FROM shardmap.move m WHERE m.id = $1 FOR UPDATE;
     new := jsonb_populate_record(old, changes);
+    IF new.snapshot IS DISTINCT FROM old.snapshot THEN
+        new.applied_at := now();
+    END IF;
     IF event IS NOT NULL THEN
         new.state := shardmap._next_move_state(old.state, event);
         RAISE NOTICE 'move % is %', id, replace(new.state, '_', ' ');
     END IF;
-    UPDATE shardmap.move m SET state = new.state, wish = new.wish, snapshot = new.snapshot, verified = new.verified,
+    UPDATE shardmap.move m SET state = new.state, wish = new.wish, snapshot = new.snapshot, applied_at = new.applied_at, verified = new.verified,
             resumed = new.resumed, fires = new.fires, readers = new.readers, started_at = new.started_at, flipped_at = new.flipped_at,
             finished_at = new.finished_at, rows_planned = new.rows_planned, bytes_planned = new.bytes_planned,
             rows_copied = new.rows_copied, bytes_copied = new.bytes_copied, rows_recopied = new.rows_recopied,

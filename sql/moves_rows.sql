@@ -235,7 +235,7 @@ BEGIN
         SELECT r[1] INTO deleted FROM shardmap.remote_rows(shard, format('%sWITH gone AS (DELETE FROM ONLY %s WHERE ctid = ANY (ARRAY('
             'SELECT ctid FROM ONLY %2$s WHERE %s LIMIT %s)) RETURNING 1) SELECT pg_catalog.count(*)::pg_catalog.text AS rows FROM gone',
             shardmap._move_prefix(job), shardmap._shard_table(moved.relation), shardmap._move_condition(job, moved.relation),
-            current_setting('shardmap.move_batch_rows'))) r;
+            shardmap._move_batch())) r;
         IF deleted > 0 THEN
             RETURN deleted;
         END IF;

@@ -112,7 +112,7 @@ DECLARE
     snapshot text := shardmap._source_snapshot(job);
     recopied bigint := CASE WHEN job.resumed THEN shardmap._drop_uncovered(job) ELSE 0 END;
     changed bigint := shardmap._apply_changes(job);
-    batch constant bigint := current_setting('shardmap.move_batch_rows')::bigint;
+    batch constant bigint := shardmap._move_batch();
     piped text[] := '{0,0}';
     is_last boolean := true;
 BEGIN
@@ -124,10 +124,11 @@ BEGIN
             job.target, format('%sCOPY %s (%s) FROM STDIN', shardmap._move_prefix(job), shardmap._shard_table(moved.relation),
                 shardmap._name_list(moved.columns)), cardinality(moved.key_columns), true);
         PERFORM shardmap._update_move_table(job.id, moved.position, nullif(piped[3:], '{}'), piped[1]::bigint < batch, piped[1]::bigint);
+        PERFORM shardmap._pace_rows(piped[1]::bigint);
         is_last := false;
     END IF;
     PERFORM shardmap._crash_here(CASE WHEN is_last THEN 'move_copied' ELSE 'move_batch' END);
-    PERFORM shardmap._update_move(job.id, jsonb_build_object('snapshot', snapshot, 'resumed', false, 'last_error', NULL,
+    PERFORM shardmap._update_move(job.id, jsonb_build_object('snapshot', snapshot, 'resumed', false, 'last_error', shardmap._unknown_lag(),
             'rows_copied', job.rows_copied + piped[1]::bigint, 'bytes_copied', job.bytes_copied + piped[2]::bigint,
             'rows_recopied', job.rows_recopied + recopied, 'changes', job.changes + changed, 'last_changes', changed),
         CASE WHEN is_last THEN 'copied' END);
@@ -284,13 +285,14 @@ BEGIN
     END;
     deleted := shardmap._delete_moved(job, shard);
     PERFORM shardmap._crash_here(CASE job.state WHEN 'rolling_back' THEN 'move_rollback' WHEN 'cleaning' THEN 'move_cleaning' END);
+    PERFORM shardmap._pace_rows(deleted);
     IF deleted = 0 THEN
         PERFORM shardmap._hide_rows(job.id, NULL);
         PERFORM shardmap._update_move(job.id, jsonb_build_object('finished_at', clock_timestamp(), 'last_error', NULL, 'wish', NULL, 'readers', NULL), 'cleaned');
         PERFORM shardmap._crash_here('move_done');
         RETURN NULL;
     END IF;
-    PERFORM shardmap._update_move(job.id, jsonb_build_object('rows_deleted', job.rows_deleted + deleted, 'last_error', NULL));
+    PERFORM shardmap._update_move(job.id, jsonb_build_object('rows_deleted', job.rows_deleted + deleted, 'last_error', shardmap._unknown_lag()));
     RETURN 'plain';
 END
 $$;
@@ -313,6 +315,10 @@ BEGIN
     ELSIF job.wish = 'pause' THEN
         RAISE NOTICE 'move % is paused', id USING HINT = format('Go on: SELECT shardmap.resume_move(%s); CALL shardmap.run_move(%1$s).', id);
         RETURN NULL;
+    END IF;
+    PERFORM shardmap._tell_progress(job);
+    IF job.state IN ('copying', 'cleaning', 'rolling_back') AND shardmap._wait_for_pace(job) THEN
+        RETURN 'plain';
     ELSIF has_snapshot <> shardmap._move_needs_snapshot(job.state) THEN
         RETURN CASE WHEN has_snapshot THEN 'plain' ELSE 'snapshot' END;
     END IF;

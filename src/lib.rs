@@ -56,7 +56,8 @@ extension_sql_file!("../sql/moves.sql", name = "moves", requires = ["audit_repai
 extension_sql_file!("../sql/moves_plan.sql", name = "moves_plan", requires = ["moves"]);
 extension_sql_file!("../sql/moves_rows.sql", name = "moves_rows", requires = ["moves_plan"]);
 extension_sql_file!("../sql/moves_steps.sql", name = "moves_steps", requires = ["moves_rows"]);
-extension_sql_file!("../sql/moves_run.sql", name = "moves_run", requires = ["moves_steps"]);
+extension_sql_file!("../sql/moves_pace.sql", name = "moves_pace", requires = ["moves_steps"]);
+extension_sql_file!("../sql/moves_run.sql", name = "moves_run", requires = ["moves_pace"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

@@ -6,6 +6,7 @@
 
 mod hold;
 pub mod launch;
+mod pace;
 mod settings;
 mod worker;
 

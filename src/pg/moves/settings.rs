@@ -7,11 +7,19 @@ static FENCE_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(500);
 /// Seconds.
 static CLEANUP_DELAY: GucSetting<i32> = GucSetting::<i32>::new(10);
 static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static ROWS_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
+/// Milliseconds.
+static MAX_REPLICA_LAG: GucSetting<i32> = GucSetting::<i32>::new(-1);
 static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 
 /// Moves that background workers run at the same time in a database.
 pub fn max_workers() -> u32 {
     MAX_WORKERS.get().unsigned_abs()
+}
+
+/// Rows that a move copies or deletes in a second; `None`: as many as it can.
+pub fn rows_per_second() -> Option<u32> {
+    Some(ROWS_PER_SECOND.get().unsigned_abs()).filter(|rows| *rows > 0)
 }
 
 /// Defines them. They are read by SQL.
@@ -56,5 +64,26 @@ pub fn init() {
         64,
         GucContext::Sighup,
         GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.move_rows_per_second",
+        c"Limits the rows that a move copies, and later deletes, in a second.",
+        c"Each move by itself. Changes that it catches up with do not count. 0: no limit.",
+        &ROWS_PER_SECOND,
+        0,
+        10_000_000,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"shardmap.move_max_replica_lag",
+        c"Lets moves wait while a replica of their source or target lags more than this.",
+        c"Neither copies nor deletes rows then, but in batches that were begun. Drained replicas do not count. One whose lag is \
+          unknown is waited for for a minute. -1: waits for none.",
+        &MAX_REPLICA_LAG,
+        -1,
+        86_400_000,
+        GucContext::Userset,
+        GucFlags::UNIT_MS,
     );
 }

@@ -1,0 +1,74 @@
+//! How fast a session moves rows, and what it says meanwhile.
+//!
+//! Decides by what this session has done: one session runs a move at a time. What always holds: a batch is no larger than
+//! what a second allows, so that the rate is kept within a second. Waiting itself is SQL: `sql/moves_pace.sql`.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use pgrx::prelude::*;
+
+use super::settings;
+
+/// Between two notices of progress.
+const NOTICES: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+struct Pace {
+    /// When the next batch may begin.
+    due: Option<Instant>,
+    /// Since when a replica's lag is not known, and what was said of it.
+    unknown: Option<(Instant, String)>,
+    told: Option<Instant>,
+}
+
+thread_local! {
+    static PACE: RefCell<Pace> = RefCell::default();
+}
+
+/// Notes that rows were copied or deleted.
+#[pg_extern(sql = false)]
+fn pace_rows(rows: i64) {
+    let rate = settings::rows_per_second();
+    PACE.with_borrow_mut(|pace| {
+        let now = Instant::now();
+        let took = |rate: u32| Duration::from_secs_f64(rows.max(0) as f64 / f64::from(rate));
+        pace.due = rate.map(|rate| pace.due.map_or(now, |due| due.max(now)) + took(rate));
+    });
+}
+
+/// Seconds until the next rows may be moved.
+#[pg_extern(sql = false)]
+fn pace_left() -> f64 {
+    let due = PACE.with_borrow(|pace| pace.due).filter(|_| settings::rows_per_second().is_some());
+    due.map_or(0.0, |due| due.saturating_duration_since(Instant::now()).as_secs_f64())
+}
+
+/// Notes whether a replica's lag is unknown, and what is to be said of it. Returns for how many seconds it has been.
+#[pg_extern(sql = false)]
+fn note_unknown_lag(said: Option<String>) -> f64 {
+    PACE.with_borrow_mut(|pace| {
+        let since = pace.unknown.take().map_or_else(Instant::now, |(since, _)| since);
+        pace.unknown = said.map(|said| (since, said));
+        pace.unknown.as_ref().map_or(0.0, |(since, _)| since.elapsed().as_secs_f64())
+    })
+}
+
+/// What was said of a replica whose lag is unknown.
+#[pg_extern(sql = false)]
+fn unknown_lag() -> Option<String> {
+    PACE.with_borrow(|pace| pace.unknown.as_ref().map(|(_, said)| said.clone()))
+}
+
+/// Whether progress is to be told: every few seconds.
+#[pg_extern(sql = false)]
+fn is_progress_due() -> bool {
+    PACE.with_borrow_mut(|pace| {
+        let told = *pace.told.get_or_insert_with(Instant::now);
+        let is_due = told.elapsed() >= NOTICES;
+        if is_due {
+            pace.told = Some(Instant::now());
+        }
+        is_due
+    })
+}
