@@ -5,6 +5,7 @@ import time
 
 import psycopg
 from cluster import Cluster
+from patience import PATIENCE
 
 SETUP = """
     CREATE TABLE kv (k int PRIMARY KEY, v int);
@@ -28,7 +29,7 @@ class Place:
 
     def connect(self, **settings):
         # Replicas that follow at all catch up in that time, on a busy machine too.
-        settings = {"read_preference": "prefer_replica", "fanout_policy": "allow", "catchup_timeout": 2000, **settings}
+        settings = {"read_preference": "prefer_replica", "fanout_policy": "allow", "catchup_timeout": 10_000, **settings}
         options = " ".join(f"-c shardmap.{name}={value}" for name, value in settings.items())
         conn = psycopg.connect(self.cluster.dsn(), autocommit=True, options=options)
         conn.prepare_threshold = None
@@ -36,6 +37,10 @@ class Place:
 
     def replica(self, shard, number):
         return self.cluster.replica_server(shard, number)
+
+    def questions(self, shard):
+        """How often sessions have asked the shard's replicas where they are, as who waits for them does again and again."""
+        return sum(replica.log.read_text(errors="replace").count("SELECT r.r, CASE") for replica in self.cluster.replica_servers[shard])
 
     def settle(self):
         """Waits until every replica has all, and the coordinator knows."""
@@ -79,7 +84,7 @@ def role_of(conn, sql):
     return "replica" if "replica" in server_of(conn, sql)[0] else "primary"
 
 
-def wait_until(condition, timeout=20):
+def wait_until(condition, timeout=PATIENCE):
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -4,6 +4,7 @@ import time
 
 import psycopg
 import pytest
+from patience import Running
 from places import wait_until
 from psycopg import errors
 from test_reads import raise_value, value
@@ -65,17 +66,12 @@ def test_waits_and_fallbacks(place, conn, counts):
 
 def test_a_wait_that_was_worth_it(place, counts):
     key = place.keys[0][3]
-    for number in (0, 1):
-        place.replica(0, number).configure(recovery_min_apply_delay="500ms")
-        place.replica(0, number).psql("SELECT pg_reload_conf()")
-    try:
-        with place.connect(catchup_timeout=20_000) as writer:
-            new = raise_value(writer, key)
-            assert value(writer, key) == new
-    finally:
-        for number in (0, 1):
-            place.replica(0, number).configure(recovery_min_apply_delay=None)
-            place.replica(0, number).psql("SELECT pg_reload_conf()")
+    with place.connect(catchup_timeout=60_000) as writer:
+        with place.paused(0, 0, 1):
+            new, asked = raise_value(writer, key), place.questions(0)
+            reading = Running(lambda: value(writer, key))
+            wait_until(lambda: place.questions(0) > asked + 2)
+        assert reading.end() == new
     assert (counts()["replica"]["waited"], counts()["replica"]["reads"], counts()["primary"]["fallbacks"]) == (1, 1, 0)
 
 
