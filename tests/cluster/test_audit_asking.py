@@ -2,9 +2,9 @@
 
 import re
 import threading
-import time
 
 import pytest
+from patience import Running, wait_until
 from psycopg import errors
 
 SETUP = """
@@ -20,20 +20,19 @@ SELECT shardmap.distribute_table('t', 'k'), shardmap.distribute_table('u', 'k');
 AUDIT = "SELECT kind, table_name, shard FROM shardmap.audit('main', 'full')"
 
 
-def sessions(db):
-    """Processes that have run a statement on each shard of the database, by the shards' log."""
+def sessions(db, conn):
+    """Processes that have run a statement of that session on each shard of the database, by the shards' log."""
     log = db.cluster.shard_server(0).log.read_text(errors="replace")
     found = {}
-    for pid, database in re.findall(rf"\[(\d+)\] \S.* ({db.name}_shard_\d) LOG:  statement", log):
+    for pid, database in re.findall(rf"\[(\d+)\] \S.*\.{conn.info.backend_pid} ({db.name}_shard_\d) LOG:  statement", log):
         found.setdefault(database, set()).add(pid)
     return found
 
 
 def test_one_connection_to_each_shard_for_all_questions(db, conn):
-    before = sessions(db)
     assert conn.execute(AUDIT).fetchall() == []
-    new = {database: len(pids - before.get(database, set())) for database, pids in sessions(db).items()}
-    assert new == {f"{db.name}_shard_{number}": 1 for number in range(4)}
+    found = {database: len(pids) for database, pids in sessions(db, conn).items()}
+    assert found == {f"{db.name}_shard_{number}": 1 for number in range(4)}
 
 
 def test_none_is_left_when_the_transaction_ends(db, conn):
@@ -41,27 +40,23 @@ def test_none_is_left_when_the_transaction_ends(db, conn):
         return conn.execute("SELECT sum(connections) FROM shardmap.stat_connections").fetchone()[0]
 
     with db.connect() as other:
-        before = open_sessions()
+        wait_until(lambda: not open_sessions())  # of tests before
         with other.transaction(force_rollback=True):
             other.execute(AUDIT)
-            assert open_sessions() == before + 4
-        assert open_sessions() == before
+            assert open_sessions() == 4
+        assert not open_sessions()
 
 
 def test_a_place_is_given_back_to_whoever_needs_it(db, conn):
     """Even this session itself: of one connection that may be made to each shard, it needs two in a transaction."""
-    conn.execute("ALTER SYSTEM SET shardmap.max_connections_per_shard = 1")
-    conn.execute("SELECT pg_reload_conf()")
+    coordinator = db.cluster.coordinator
+    coordinator.reload(**{"shardmap.max_connections_per_shard": 1})
     try:
         with db.connect() as fresh, fresh.transaction():
-            deadline = time.monotonic() + 30
-            while fresh.execute("SHOW shardmap.max_connections_per_shard").fetchone()[0] != "1":
-                assert time.monotonic() < deadline
             assert fresh.execute(AUDIT).fetchall() == []
             assert fresh.execute("SELECT count(*) FROM t").fetchone() == (400,)
     finally:
-        conn.execute("ALTER SYSTEM RESET shardmap.max_connections_per_shard")
-        conn.execute("SELECT pg_reload_conf()")
+        coordinator.reload(**{"shardmap.max_connections_per_shard": None})
 
 
 @pytest.mark.parametrize("table", ["t", "country"])
@@ -73,35 +68,31 @@ def test_all_shards_are_asked_at_once(db, conn, table):
         for shard in (first, third):
             shard.autocommit = False
             shard.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
-        found = []
-        audit = threading.Thread(target=lambda: found.extend(conn.execute(AUDIT).fetchall()))
-        audit.start()
+        audit = Running(lambda: conn.execute(AUDIT).fetchall())
         try:
-            deadline = time.monotonic() + 60
-            while any(shard.execute(waiting).fetchone()[0] == 0 for shard in (first, third)):
-                assert audit.is_alive() and time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until(lambda: audit.is_over() or all(shard.execute(waiting).fetchone()[0] > 0 for shard in (first, third)))
+            assert not audit.is_over()
         finally:
             first.rollback()
             third.rollback()
-            audit.join()
-        assert found == []
+        assert audit.end() == []
 
 
 def test_reference_copies_are_looked_at_again_before_they_differ(db, conn):
     """A writer of a reference table is not held off, and makes no finding."""
-    stop = threading.Event()
+    stop, written = threading.Event(), []
 
     def write():
         with db.connect() as writer:
-            number = 1000
             while not stop.wait(0.002):
-                number += 1
+                number = 1001 + len(written)
                 writer.execute("INSERT INTO city VALUES (%s, 'x')", (number,))
+                written.append(number)
 
     writer = threading.Thread(target=write)
     writer.start()
     try:
+        wait_until(lambda: written)
         for _ in range(3):
             assert {row[0] for row in conn.execute(AUDIT).fetchall()} <= {"unknown"}
     finally:

@@ -183,7 +183,7 @@ def test_a_schema_of_our_name_is_not_ours(shared_cluster):
             conn.execute("INSERT INTO parts VALUES (1)")
             assert conn.execute("SELECT * FROM parts").fetchall() == [(1,)]
     finally:
-        shared_cluster.coordinator.psql("DROP DATABASE impostor")
+        shared_cluster.coordinator.psql("DROP DATABASE impostor WITH (FORCE)")
 
 
 def test_a_cursor_rescanned_after_a_write(conn):
