@@ -1,10 +1,11 @@
 """A process or a server is killed in the middle of a move: the next run goes on, and nothing is lost or doubled."""
 
-import threading
+import contextlib
 import time
 
 import psycopg
 import pytest
+from patience import Running, lock_waiters, wait_until
 from tenants import plan, run
 
 POINTS = ("move_hidden", "move_logging", "move_batch:4", "prepare_sent", "after_local_commit", "move_caught_up", "move_verified", "move_fenced",
@@ -54,25 +55,29 @@ def test_the_session_is_killed(tenants, point):
     check(tenants, tenant, finish(tenants, number))
 
 
-@pytest.mark.parametrize("shard", [2, 1], ids=["source", "target"])
-@pytest.mark.parametrize("seconds", [0.1, 0.3])
-def test_a_shard_is_killed(tenants, shard, seconds):
+# Where a lock holds the move up: the shard, and what is locked there.
+HOLDS = {
+    "first table": (1, "LOCK TABLE account IN SHARE MODE"),
+    "last table": (1, "LOCK TABLE entry IN SHARE MODE"),
+    "clean-up": (2, "SELECT FROM account WHERE tenant = {tenant} AND id = 40 FOR UPDATE"),
+}
+
+
+@pytest.mark.parametrize(("shard", "hold"), [(2, "first table"), (1, "first table"), (2, "last table"), (1, "last table"), (2, "clean-up")])
+def test_a_shard_is_killed(tenants, shard, hold):
     tenant = tenants.fresh(2)
     with tenants.connect(shardmap__move_batch_rows="1") as conn:
-        number = plan(conn, tenant, 1)
-        failures = []
-
-        def work():
-            try:
-                run(conn, number)
-            except psycopg.Error as error:
-                failures.append(error)
-        thread = threading.Thread(target=work)
-        thread.start()
-        time.sleep(seconds)
+        number, (place, lock) = plan(conn, tenant, 1), HOLDS[hold]
         server = tenants.cluster.shard_server(shard)
-        server.kill()
-        thread.join()
-        server.start()
-    assert failures, "the move was over before"
+        with contextlib.suppress(psycopg.OperationalError), psycopg.connect(tenants.cluster.shard_dsn(place)) as holder:
+            holder.execute(lock.format(tenant=tenant))
+            move = Running(lambda: run(conn, number))
+            wait_until(lambda: lock_waiters(holder) or move.is_over())
+            assert not move.is_over(), "the lock does not hold it up"
+            server.kill()
+        try:
+            with pytest.raises(psycopg.Error):
+                move.end()
+        finally:
+            server.start()
     check(tenants, tenant, finish(tenants, number))
