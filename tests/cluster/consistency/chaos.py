@@ -5,6 +5,7 @@ What always holds: nothing that was committed is lost, or else no client could b
 comes back, or is stopped in good order before a replica that has all of its log is promoted.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -65,7 +66,8 @@ class Chaos(threading.Thread):
         """The stream breaks off, and is taken up again by the server itself."""
         pid = replica.psql("SELECT pid FROM pg_stat_wal_receiver")
         if pid:
-            os.kill(int(pid), signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGTERM)
 
     def kill(self, server):
         server.kill()

@@ -10,6 +10,7 @@ from .clients import EventualClient, Pool, SessionClient, TokenClient
 from .history import violations
 
 KEYS = list(range(1, 41))
+PATIENCE = 180
 SETUP = "CREATE TABLE kv (k int PRIMARY KEY, v bigint NOT NULL); SELECT shardmap.distribute_table('kv', 'k');"
 
 
@@ -67,7 +68,7 @@ class Report:
         self.violations = violations(self.events)
         self.failures = {}
         for client in clients:
-            for state, count in client.failures.items():
+            for state, count in dict(client.failures).items():
                 self.failures[state] = self.failures.get(state, 0) + count
         self.broken = [thread for thread in (*clients, chaos) if thread.broken]
         self.troubles, self.share = chaos.counts, share
@@ -78,8 +79,11 @@ class Report:
                 f"{len(self.violations)} violations; troubles {self.troubles}; failed requests by SQLSTATE {self.failures}")
 
 
-def run(cluster, seconds, ways, seed, failovers=False, log=lambda text: None, pooled=None):
-    """Runs clients of these ways for a while. `pooled`: where those go that share connections."""
+def run(cluster, seconds, ways, seed, enough, failovers=False, log=lambda text: None, pooled=None):
+    """Runs clients of these ways for a while, and on until `enough` says so of a report, on a slow machine for some minutes.
+
+    `pooled`: where those go that share connections.
+    """
     stop, began = threading.Event(), time.monotonic()
     pool = Pool(pooled or cluster.dsn(), 4)
     clients = []
@@ -92,6 +96,8 @@ def run(cluster, seconds, ways, seed, failovers=False, log=lambda text: None, po
     for thread in threads:
         thread.start()
     time.sleep(seconds)
+    while not enough(Report(clients, chaos, reads.share())) and time.monotonic() < began + seconds + PATIENCE:
+        time.sleep(1)
     stop.set()
     for thread in threads:
         thread.join(60)
