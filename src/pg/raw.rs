@@ -6,6 +6,8 @@ use std::ffi::{CStr, CString};
 use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 
+use crate::pg::query::tree::items;
+
 /// Declares a function of the server, called with its errors turned into panics at the boundary.
 macro_rules! server_function {
     ($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;) => {
@@ -101,7 +103,7 @@ pub unsafe fn expression_tree_mutator(
     }
 }
 
-/// As [`expression_tree_mutator`], for a query, subqueries included.
+/// As [`expression_tree_mutator`], for a query, subqueries included; the lists of joins' columns stay as they are.
 ///
 /// # Safety
 /// As the function of that name in Postgres.
@@ -110,14 +112,17 @@ pub unsafe fn query_tree_mutator(
     mutator: Mutator,
     context: *mut std::ffi::c_void,
 ) -> *mut pg_sys::Query {
+    let flags = pg_sys::QTW_IGNORE_JOINALIASES as i32;
     #[cfg(feature = "pg15")]
-    {
-        pg_sys::query_tree_mutator(query, mutator.map(|m| std::mem::transmute(m)), context, 0)
-    }
+    let copy = pg_sys::query_tree_mutator(query, mutator.map(|m| std::mem::transmute(m)), context, flags);
     #[cfg(not(feature = "pg15"))]
+    let copy = pg_sys::query_tree_mutator_impl(query, mutator, context, flags);
+    for (own, entry) in
+        items::<pg_sys::RangeTblEntry>((*copy).rtable).zip(items::<pg_sys::RangeTblEntry>((*query).rtable))
     {
-        pg_sys::query_tree_mutator_impl(query, mutator, context, 0)
+        (*own).joinaliasvars = (*entry).joinaliasvars;
     }
+    copy
 }
 
 /// What makes something else of a node.

@@ -156,7 +156,7 @@ def test_row_security(db, conn):
     sql = "SELECT p.id, c.id FROM d.person p JOIN d.country c ON c.id = p.country WHERE p.k = 7"
     assert step(conn, sql) and len(conn.execute(sql).fetchall()) == 6
     with db.connect("reader") as reader:
-        assert not step(reader, sql)
+        assert step(reader, sql) and not step(reader, sql + " AND 9 / c.id > 0")
         assert reader.execute(sql).fetchall() == [(1, 8), (2, 9)]
     conn.execute("ALTER TABLE d.country DISABLE ROW LEVEL SECURITY; DROP POLICY few ON d.country")
 

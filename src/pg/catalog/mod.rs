@@ -15,7 +15,7 @@ pub mod scan;
 mod shippable;
 
 pub use owner::{keyspace, no_extension};
-pub use shippable::Known;
+pub use shippable::{domain_base, Known};
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{HashMap, HashSet};

@@ -103,6 +103,13 @@ fn listed(server: pg_sys::Oid) -> HashSet<pg_sys::Oid> {
     }
 }
 
+/// The built-in type under a domain.
+pub fn domain_base(kind: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    // SAFETY: a cache look-up.
+    let base = unsafe { pg_sys::getBaseType(kind) };
+    (base != kind && base.to_u32() < FIRST_VARIABLE).then_some(base)
+}
+
 impl Catalog {
     /// What the shards of keyspace `name` know.
     pub fn known(&self, name: &str) -> Known<'_> {
@@ -129,6 +136,11 @@ impl Known<'_> {
         let element = unsafe { pg_sys::get_element_type(kind) };
         let own = if element == pg_sys::InvalidOid { kind } else { element };
         own.to_u32() < FIRST_VARIABLE || self.holds((pg_sys::TypeRelationId, own))
+    }
+
+    /// A type whose values can come and go, though its name may be unknown there: also a domain over a built-in type.
+    pub fn values(&self, kind: pg_sys::Oid) -> bool {
+        self.kind(kind) || domain_base(kind).is_some()
     }
 
     fn holds(&self, object: Object) -> bool {

@@ -13,6 +13,7 @@ pub mod plan;
 mod reference;
 pub mod refused;
 mod run;
+mod security;
 pub mod ship;
 mod stable;
 pub mod whole;

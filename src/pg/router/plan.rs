@@ -107,7 +107,7 @@ unsafe fn outputs(query: *mut pg_sys::Query) -> Vec<*mut pg_sys::TargetEntry> {
 /// `query` must be valid.
 pub unsafe fn check_outputs(query: *mut pg_sys::Query, known: &Known) -> Result<(), Obstacle> {
     outputs(query).into_iter().try_for_each(|output| match pg_sys::exprType((*output).expr.cast()) {
-        kind if !known.kind(kind) => Err(NOT_SHIPPABLE),
+        kind if !known.values(kind) => Err(NOT_SHIPPABLE),
         kind if DATED.contains(&kind) || is_dated_underneath(kind) => Err(OUTPUT),
         _ => Ok(()),
     })

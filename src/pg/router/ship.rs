@@ -12,9 +12,10 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::merge::shallow;
+use super::security::with_policies;
 use super::stable::is_carried_over;
 use super::whole::{source_of_rows, Obstacle, NOT_SHIPPABLE, SHAPE, VOLATILE};
-use crate::pg::catalog::Known;
+use crate::pg::catalog::{domain_base, Known};
 use crate::pg::query::tree::{cast, cells, items, nth, rte, tag, walk_expression};
 use crate::pg::raw;
 use crate::pg::transfer::{Form, FIRST_VARIABLE};
@@ -68,7 +69,7 @@ impl Shipper<'_> {
     unsafe fn level(&mut self, query: *mut pg_sys::Query) -> *mut pg_sys::Query {
         let before = (self.lifts, self.once);
         (self.lifts, self.once) = (false, false);
-        let query = self.written_values(query);
+        let query = self.written_values(with_policies(query));
         let shipped = raw::query_tree_mutator(query, Some(step), self.context());
         (self.lifts, self.once) = before;
         // The table below a view that is written would be written out a second time.
@@ -248,18 +249,21 @@ impl Shipper<'_> {
             self.inputs.push(pg_sys::copyObjectImpl(node.cast()).cast());
             self.inputs.len() - 1
         });
-        let kind = pg_sys::exprType(node);
-        if !self.known.kind(kind) || is_name_type(kind) {
+        let own = pg_sys::exprType(node);
+        if !self.known.values(own) || is_name_type(own) {
             self.obstacle = Some(NOT_SHIPPABLE);
         }
+        // A domain's value has been checked here. There, it is one of the type below.
+        let base = domain_base(own).filter(|_| !self.known.kind(own));
+        let kind = base.unwrap_or(own);
         let param = pgrx::PgBox::<pg_sys::Param>::alloc_node(pg_sys::NodeTag::T_Param).into_pg();
         (*param).paramkind = pg_sys::ParamKind::PARAM_EXTERN;
         (*param).paramid = number as i32 + 1;
         (*param).paramtype = kind;
-        (*param).paramtypmod = pg_sys::exprTypmod(node);
+        (*param).paramtypmod = if base.is_some() { -1 } else { pg_sys::exprTypmod(node) };
         (*param).paramcollid = pg_sys::exprCollation(node);
         (*param).location = SHIPPED;
-        match is_own_type(kind) {
+        match is_own_type(own) {
             true => cast_to_itself(param),
             false => param.cast(),
         }
@@ -334,7 +338,7 @@ fn names_object(kind: pg_sys::Oid, value: pg_sys::Datum) -> bool {
 unsafe fn has_common_parts(node: *const pg_sys::Node, known: &Known) -> bool {
     let common = |operator: pg_sys::Oid| known.operator(operator);
     match tag(node) {
-        pg_sys::NodeTag::T_Var => known.kind((*node.cast::<pg_sys::Var>()).vartype),
+        pg_sys::NodeTag::T_Var => known.values((*node.cast::<pg_sys::Var>()).vartype),
         pg_sys::NodeTag::T_OpExpr | pg_sys::NodeTag::T_DistinctExpr | pg_sys::NodeTag::T_NullIfExpr => {
             common((*node.cast::<pg_sys::OpExpr>()).opno)
         }

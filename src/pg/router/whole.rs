@@ -3,8 +3,8 @@
 //! Decides by the tables and the shape of every query level; [`super::ship`] decides by the expressions. What always
 //! holds: every table in the statement is a logical one, all of whose references reach the same shard, or a reference
 //! table ([`super::reference`]), which that shard holds in full. Refuses, for
-//! a lower step: row security and security barriers (whose order of conditions the shard would not keep), triggers here,
-//! assignments to the key, whole rows and system columns.
+//! a lower step: what row security checks of rows that are written, triggers here, assignments to the key, whole rows and
+//! system columns. Read next: [`super::security`] for policies.
 
 use pgrx::pg_sys;
 use shardmap_core::ids::ShardNumber;
@@ -12,6 +12,7 @@ use shardmap_core::map::Strategy;
 use shardmap_core::route::{Operand, Reach};
 
 use super::reference;
+use super::security::{self, SECURITY};
 use crate::pg::catalog::Catalog;
 use crate::pg::keys::KeyType;
 use crate::pg::query::merge::actions;
@@ -38,7 +39,6 @@ pub const NOT_SHIPPABLE: Obstacle = "A function or type in it is not known to th
 pub const OTHER_TABLES: Obstacle = "There are other tables than logical ones in it.";
 const MANY_SHARDS: Obstacle = "It is not about one shard.";
 const LATE: Obstacle = "Keys known only when it starts might be of several shards.";
-const SECURITY: Obstacle = "Row security or a security barrier applies.";
 pub const OUTPUT: Obstacle = "A result's text would depend on the session's DateStyle.";
 const TRIGGERS: Obstacle = "The table written has triggers here.";
 pub const USERS: Obstacle = "Its tables are used as different users.";
@@ -62,6 +62,7 @@ pub unsafe fn key(
         true => Key::Any,
         false => one_key(reading, reaches)?,
     };
+    security::check(query)?;
     level(catalog, &reading.tables[0].table.keyspace.name, query)?;
     if !reading.tables.iter().all(|reference| reference.table.mirror().same_names) {
         return Err(NAMES);
@@ -212,9 +213,6 @@ pub unsafe fn source_of_rows(query: *mut pg_sys::Query) -> Option<usize> {
 }
 
 unsafe fn entry(catalog: &Catalog, keyspace: &str, entry: *mut pg_sys::RangeTblEntry) -> Result<(), Obstacle> {
-    if !(*entry).securityQuals.is_null() || (*entry).security_barrier {
-        return Err(SECURITY);
-    }
     match (*entry).rtekind {
         pg_sys::RTEKind::RTE_RELATION => match catalog.table((*entry).relid) {
             _ if !(*entry).tablesample.is_null() => Err(SHAPE),
