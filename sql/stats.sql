@@ -18,7 +18,8 @@ LANGUAGE c VOLATILE STRICT PARALLEL SAFE ROWS 6
 AS 'MODULE_PATHNAME', 'stats_steps_wrapper';
 COMMENT ON FUNCTION shardmap._stat_routing() IS 'rows of view shardmap.stat_routing';
 
-CREATE FUNCTION shardmap._stat_shards(OUT keyspace text, OUT number integer, OUT statements bigint) RETURNS SETOF record
+CREATE FUNCTION shardmap._stat_shards(OUT keyspace text, OUT number integer, OUT statements bigint, OUT errors bigint, OUT wait_ms double precision)
+RETURNS SETOF record
 LANGUAGE c VOLATILE STRICT PARALLEL SAFE ROWS 100
 AS 'MODULE_PATHNAME', 'stats_shards_wrapper';
 COMMENT ON FUNCTION shardmap._stat_shards() IS 'counters of view shardmap.stat_shards, by number of the shard';
@@ -60,14 +61,17 @@ COMMENT ON COLUMN shardmap.stat_routing.step IS 'routed: whole to one shard; sub
 COMMENT ON COLUMN shardmap.stat_routing.statements IS 'number of statements since the last reset';
 
 CREATE VIEW shardmap.stat_shards AS
-SELECT s.keyspace, s.name AS shard, coalesce(c.statements, 0) AS statements
+SELECT s.keyspace, s.name AS shard, coalesce(c.statements, 0) AS statements, coalesce(c.errors, 0) AS errors,
+       coalesce(c.wait_ms, 0) AS wait_ms
   FROM shardmap.shard s
   LEFT JOIN shardmap._stat_shards() c
     ON c.keyspace OPERATOR(pg_catalog.=) s.keyspace AND c.number OPERATOR(pg_catalog.=) s.number;
-COMMENT ON VIEW shardmap.stat_shards IS 'statements of this database that asked a shard, by shard; kept over restarts';
+COMMENT ON VIEW shardmap.stat_shards IS 'statements of this database that asked a shard, and what became of them, by shard; kept over restarts';
 COMMENT ON COLUMN shardmap.stat_shards.keyspace IS 'keyspace of the shard';
 COMMENT ON COLUMN shardmap.stat_shards.shard IS 'name of the shard';
 COMMENT ON COLUMN shardmap.stat_shards.statements IS 'number of statements that asked it since the last reset; one that asks several counts for each';
+COMMENT ON COLUMN shardmap.stat_shards.errors IS 'errors of the shard, and connections to it that were lost, also those that a session has caught';
+COMMENT ON COLUMN shardmap.stat_shards.wait_ms IS 'milliseconds that sessions have waited for its answers, each for this shard alone';
 
 CREATE VIEW shardmap.stat_info AS
 SELECT i.fanout_queries, i.fanout_queries_max, i.fanout_queries_evicted, i.statements_uncounted, i.fanout_queries_since,

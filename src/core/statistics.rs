@@ -108,6 +108,12 @@ pub struct ShardCount {
     pub shard: u16,
     /// How many.
     pub statements: u64,
+    /// Errors of the shard, and connections to it that were lost.
+    #[serde(default)]
+    pub errors: u64,
+    /// Nanoseconds that sessions have waited for it alone.
+    #[serde(default)]
+    pub waited_ns: u64,
 }
 
 /// All that is kept.
@@ -199,7 +205,14 @@ mod tests {
                 last_seen: i64::MAX,
             }],
             steps: Step::ALL.map(|step| StepCount { database: 5, step, statements: 7 }).to_vec(),
-            shards: vec![ShardCount { database: 5, keyspace: "main".into(), shard: 1023, statements: 9 }],
+            shards: vec![ShardCount {
+                database: 5,
+                keyspace: "main".into(),
+                shard: 1023,
+                statements: 9,
+                errors: 2,
+                waited_ns: 77,
+            }],
             evicted: 2,
             fanout_since: -1,
             routing_since: 1,

@@ -57,7 +57,7 @@ def steps(conn):
 
 
 def by_shard(conn):
-    return {shard: count for _, shard, count in conn.execute("TABLE shardmap.stat_shards") if count}
+    return {shard: count for _, shard, count, *_ in conn.execute("TABLE shardmap.stat_shards") if count}
 
 
 def logged(cluster, since):
@@ -106,6 +106,30 @@ def test_steps_and_shards(conn):
     assert sum(steps(conn).values()) == 5
     conn.execute("SELECT shardmap.reset_stat_routing()")
     assert (steps(conn), by_shard(conn)) == ({}, {})
+
+
+def test_errors_and_waits_of_a_shard(cluster, conn):
+    """Also of an error that is caught; of the shard that has met with it, and of no other."""
+    owner = conn.execute("SELECT shard_for('7')").fetchone()[0]
+    figures = "SELECT shard, errors, wait_ms FROM shardmap.stat_shards WHERE errors > 0 OR wait_ms > 200"
+    assert conn.execute(figures).fetchall() == []
+    with pytest.raises(errors.DivisionByZero):
+        conn.execute("SELECT 1 / (v - 7) FROM t WHERE k = '7'")
+    conn.execute("DO $$ BEGIN UPDATE t SET v = v / 0 WHERE k = '7'; EXCEPTION WHEN division_by_zero THEN END $$")
+    assert [(shard, count) for shard, count, _ in conn.execute(figures)] == [(owner, 2)]
+    with psycopg.connect(cluster.shard_dsn(int(owner.removeprefix("shard-")))) as locker:
+        locker.execute("SELECT FROM public.t WHERE k = '7' FOR UPDATE")
+        update = threading.Thread(target=conn.execute, args=("UPDATE t SET v = v WHERE k = '7'",))
+        update.start()
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE starts_with(application_name, 'pg_shardmap') AND wait_event_type = 'Lock'"
+        wait_until(lambda: int(cluster.shard_psql(int(owner.removeprefix("shard-")), waiting)) == 1)
+        locker.execute("SELECT pg_sleep(0.3)")
+        locker.commit()
+        update.join()
+    (shard, count, waited), = conn.execute(figures)
+    assert (shard, count) == (owner, 2) and waited > 200
+    conn.execute("SELECT shardmap.reset_stat_routing()")
+    assert conn.execute(figures).fetchall() == []
 
 
 def test_refused_statements_are_counted(conn):

@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use pgrx::PgSqlErrorCode;
+use pgrx::{pg_sys, PgSqlErrorCode};
 
 use super::admit;
 use super::answer::Answer;
@@ -29,6 +29,7 @@ use super::wait::{Interest, Patience, Woken};
 use super::wire::decode::{self, Status};
 use super::wire::encode::Batch;
 use super::wire::{Fill, Wire};
+use crate::pg::{catalog, stats};
 
 /// How long to wait for a shard to take a cancel request during COMMIT, before its outcome is waited for again.
 const CANCEL_LIMIT: Duration = Duration::from_secs(1);
@@ -71,6 +72,37 @@ pub struct Link {
     /// Portals on the shard that nobody needs any more.
     unneeded: RefCell<Vec<u64>>,
     notices: RefCell<Vec<Notice>>,
+    spent: Spent,
+}
+
+/// What statistics have not been told yet.
+struct Spent {
+    /// The shard's keyspace and number; `None`: it is a replica, or not known.
+    shard: Option<(String, u16)>,
+    waited: Cell<Duration>,
+    errors: Cell<u64>,
+}
+
+impl Spent {
+    fn on(server: pg_sys::Oid) -> Self {
+        let catalog = catalog::current();
+        let shard = catalog.as_ref().and_then(|catalog| catalog.servers.get(&server));
+        let shard = shard.map(|(keyspace, number)| (keyspace.name.clone(), number.0));
+        Self { shard, waited: Cell::default(), errors: Cell::default() }
+    }
+
+    fn tell(&self) {
+        let (waited, errors) = (self.waited.take(), self.errors.take());
+        if let Some((keyspace, number)) = self.shard.as_ref().filter(|_| errors > 0 || !waited.is_zero()) {
+            stats::add_to_shard(keyspace, *number, errors, waited);
+        }
+    }
+}
+
+impl Drop for Spent {
+    fn drop(&mut self) {
+        self.tell();
+    }
 }
 
 impl Link {
@@ -85,6 +117,7 @@ impl Link {
         let carried = target.pooler.keeps_session().then(Carried::current);
         let wire = Wire::new(conn).map_err(|failure| failure.at_shard(&target.server))?;
         Ok(Self {
+            spent: Spent::on(target.id),
             target,
             transactional,
             number: NUMBERS.replace(NUMBERS.get() + 1),
@@ -348,7 +381,9 @@ impl Link {
             Err(()) => return Err(self.lost("The shard did not answer in time.")),
         }
         let look = (!patience.is_ending()).then(|| watch.limit());
+        let since = Instant::now();
         let woken = self.wire.wait(interest, patience.limit().into_iter().chain(look).min());
+        self.spent.waited.set(self.spent.waited.get() + since.elapsed());
         if woken == Woken::Latch && !matches!(patience, Patience::Commit { .. }) {
             pgrx::check_for_interrupts!();
         }
@@ -360,11 +395,13 @@ impl Link {
 
     /// The shard's error in an ErrorResponse.
     pub fn error(&self, body: &[u8]) -> Failure {
+        self.count_error();
         Failure::from_fields(&self.target.server, |letter| decode::field(body, letter))
     }
 
     /// The failure of a connection that is gone. Closes it.
     pub fn lost(&self, said: &str) -> Failure {
+        self.count_error();
         let detail = if said.is_empty() { "The shard has closed the connection." } else { said };
         self.close();
         let server = &self.target.server;
@@ -378,6 +415,15 @@ impl Link {
             Failure::outcome_unknown(server)
         };
         failure.detail(detail).at_shard(server)
+    }
+
+    fn count_error(&self) {
+        self.spent.errors.set(self.spent.errors.get() + 1);
+    }
+
+    /// Adds what was waited and met with since to the statistics.
+    pub fn tell_statistics(&self) {
+        self.spent.tell();
     }
 
     fn refuse_copy(&self) -> Failure {

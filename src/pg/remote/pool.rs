@@ -153,6 +153,7 @@ pub fn rest() {
         for link in pool.links.borrow().iter().filter(|link| !link.in_transaction()) {
             if link.touched.replace(false) {
                 link.used.set(now);
+                link.tell_statistics();
             }
             wanted |= link.conn().is_wanted();
         }

@@ -136,12 +136,20 @@ fn stats_steps() -> TableIterator<'static, (name!(step, &'static str), name!(sta
 }
 
 #[pg_extern(sql = false)]
-fn stats_shards() -> TableIterator<'static, (name!(keyspace, String), name!(number, i32), name!(statements, i64))> {
+#[allow(clippy::type_complexity)] // pgrx reads the columns off it
+fn stats_shards() -> TableIterator<
+    'static,
+    (name!(keyspace, String), name!(number, i32), name!(statements, i64), name!(errors, i64), name!(wait_ms, f64)),
+> {
     let counts = area().map(|(area, database)| routing::shards(area, Some(database)));
     let rows: Vec<_> = counts
         .unwrap_or_default()
         .into_iter()
-        .map(|count| (shown(count.keyspace), i32::from(count.shard), bigint(count.statements)))
+        .map(|count| {
+            let wait_ms = count.waited_ns as f64 / 1e6;
+            let (statements, errors) = (bigint(count.statements), bigint(count.errors));
+            (shown(count.keyspace), i32::from(count.shard), statements, errors, wait_ms)
+        })
         .collect();
     TableIterator::new(rows)
 }

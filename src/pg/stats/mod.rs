@@ -13,6 +13,8 @@ pub(crate) mod routing;
 pub(crate) mod shared;
 mod sweep;
 
+use std::time::Duration;
+
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
@@ -105,6 +107,14 @@ pub fn count_step(step: Step) {
 pub fn count_shard(keyspace: &str, shard: u16) {
     if let (Some(area), Some(database)) = (shared::get(), database()) {
         routing::count_shard(area, database, keyspace, shard);
+    }
+}
+
+/// Adds errors of a shard, and time waited for it, to `shardmap.stat_shards`. Allocates nothing.
+pub fn add_to_shard(keyspace: &str, shard: u16, errors: u64, waited: Duration) {
+    if let (Some(area), Some(database)) = (shared::get(), database()) {
+        let waited_ns = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        routing::add_to_shard(area, database, keyspace, shard, errors, waited_ns);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Counters of statements: by step of the ladder, and by shard.
+//! Counters of statements by step of the ladder, and of statements, errors and time by shard.
 //!
 //! Decides where a statement is counted: in its database's row, and in the row of its database and keyspace. What always
 //! holds: to count is one atomic addition in a row found by a scan of a few words, without lock or allocation; only the
@@ -24,12 +24,32 @@ pub struct StepRow {
     statements: [AtomicU64; Step::ALL.len()],
 }
 
-/// Statements of one database and keyspace by shard.
+/// What is counted of a shard, in the order of its counters.
+#[derive(Clone, Copy)]
+enum What {
+    Statements,
+    Errors,
+    Waited,
+}
+
+const KINDS: usize = 3;
+
+/// Counters of one database and keyspace, [`KINDS`] for each shard.
 #[repr(C, align(64))]
 pub struct KeyspaceRow {
     database: AtomicU32,
     name: Text<63>,
-    statements: [AtomicU64; SHARDS],
+    counters: [AtomicU64; KINDS * SHARDS],
+}
+
+impl KeyspaceRow {
+    fn of(&self, shard: u16, what: What) -> Option<&AtomicU64> {
+        self.counters.get(place(shard, what))
+    }
+}
+
+fn place(shard: u16, what: What) -> usize {
+    usize::from(shard) * KINDS + what as usize
 }
 
 /// What rows have in common: they are free, or a database's.
@@ -37,7 +57,7 @@ trait Row {
     fn database(&self) -> &AtomicU32;
     fn is(&self, keyspace: &str) -> bool;
     fn name(&self, keyspace: &str);
-    fn statements(&self) -> &[AtomicU64];
+    fn counters(&self) -> &[AtomicU64];
 }
 
 impl Row for StepRow {
@@ -48,7 +68,7 @@ impl Row for StepRow {
         true
     }
     fn name(&self, _: &str) {}
-    fn statements(&self) -> &[AtomicU64] {
+    fn counters(&self) -> &[AtomicU64] {
         &self.statements
     }
 }
@@ -63,8 +83,8 @@ impl Row for KeyspaceRow {
     fn name(&self, keyspace: &str) {
         self.name.set(keyspace);
     }
-    fn statements(&self) -> &[AtomicU64] {
-        &self.statements
+    fn counters(&self) -> &[AtomicU64] {
+        &self.counters
     }
 }
 
@@ -121,13 +141,23 @@ pub fn count_step(shared: &Shared, database: u32, step: Step) {
 }
 
 pub fn count_shard(shared: &Shared, database: u32, keyspace: &str, shard: u16) {
+    if let Some(counter) = keyspace_row(shared, database, keyspace).and_then(|row| row.of(shard, What::Statements)) {
+        counter.fetch_add(1, RELAXED);
+    }
+}
+
+pub fn add_to_shard(shared: &Shared, database: u32, keyspace: &str, shard: u16, errors: u64, waited_ns: u64) {
+    let Some(row) = keyspace_row(shared, database, keyspace) else { return };
+    for (what, amount) in [(What::Errors, errors), (What::Waited, waited_ns)] {
+        if let Some(counter) = row.of(shard, what).filter(|_| amount > 0) {
+            counter.fetch_add(amount, RELAXED);
+        }
+    }
+}
+
+fn keyspace_row<'a>(shared: &'a Shared, database: u32, keyspace: &str) -> Option<&'a KeyspaceRow> {
     static LAST: AtomicUsize = AtomicUsize::new(usize::MAX);
-    if usize::from(shard) >= SHARDS {
-        return;
-    }
-    if let Some(row) = find(shared, &shared.keyspaces, &LAST, database, keyspace) {
-        row.statements[usize::from(shard)].fetch_add(1, RELAXED);
-    }
+    find(shared, &shared.keyspaces, &LAST, database, keyspace)
 }
 
 /// The counts by step, of one database (zeros too) or of all (without).
@@ -154,11 +184,12 @@ pub fn shards(shared: &Shared, database: Option<u32>) -> Vec<ShardCount> {
     let mut counts = Vec::new();
     for row in claimed(&shared.keyspaces, database) {
         let keyspace = row.name.get();
-        for (shard, statements) in (0_u16..).zip(&row.statements) {
-            let statements = statements.load(RELAXED);
-            if statements > 0 {
+        for (shard, counters) in (0_u16..).zip(row.counters.chunks_exact(KINDS)) {
+            let [statements, errors, waited_ns] =
+                [0, 1, 2].map(|at: usize| counters.get(at).map_or(0, |c| c.load(RELAXED)));
+            if statements > 0 || errors > 0 || waited_ns > 0 {
                 let (database, keyspace) = (row.database.load(RELAXED), keyspace.clone());
-                counts.push(ShardCount { database, keyspace, shard, statements });
+                counts.push(ShardCount { database, keyspace, shard, statements, errors, waited_ns });
             }
         }
     }
@@ -175,9 +206,9 @@ fn claimed<R: Row>(rows: &[R], database: Option<u32>) -> impl Iterator<Item = &R
 /// Sets the counters of one database to 0. A statement that counts meanwhile may be counted before or after.
 pub fn reset(shared: &Shared, database: u32, now: i64) {
     let by_step = claimed(&shared.databases, Some(database)).flat_map(|row| &row.statements);
-    let by_shard = claimed(&shared.keyspaces, Some(database)).flat_map(|row| &row.statements);
-    for statements in by_step.chain(by_shard) {
-        statements.store(0, RELAXED);
+    let by_shard = claimed(&shared.keyspaces, Some(database)).flat_map(|row| &row.counters);
+    for counter in by_step.chain(by_shard) {
+        counter.store(0, RELAXED);
     }
     shared.routing_since.store(now, RELAXED);
 }
@@ -188,18 +219,22 @@ pub fn restore(shared: &Shared, steps: &[StepCount], shards: &[ShardCount]) {
         set(&shared.databases, count.database, "", count.step as usize, count.statements);
     }
     for count in shards {
-        set(&shared.keyspaces, count.database, &count.keyspace, usize::from(count.shard), count.statements);
+        let counts =
+            [(What::Statements, count.statements), (What::Errors, count.errors), (What::Waited, count.waited_ns)];
+        for (what, amount) in counts {
+            set(&shared.keyspaces, count.database, &count.keyspace, place(count.shard, what), amount);
+        }
     }
 }
 
-fn set<R: Row>(rows: &[R], database: u32, keyspace: &str, at: usize, statements: u64) {
+fn set<R: Row>(rows: &[R], database: u32, keyspace: &str, at: usize, amount: u64) {
     if database == 0 {
         return;
     }
     let known = rows.iter().position(|row| belongs(row, database, keyspace));
     let row = known.or_else(|| claim(rows, database, keyspace)).and_then(|at| rows.get(at));
-    if let Some(counter) = row.and_then(|row| row.statements().get(at)) {
-        counter.store(statements, RELAXED);
+    if let Some(counter) = row.and_then(|row| row.counters().get(at)) {
+        counter.store(amount, RELAXED);
     }
 }
 
@@ -214,7 +249,7 @@ pub fn forget(shared: &Shared, databases: &BTreeSet<u32>) {
     fn free<R: Row>(rows: &[R], databases: &BTreeSet<u32>) {
         for row in rows.iter().filter(|row| databases.contains(&row.database().load(RELAXED))) {
             row.database().store(0, RELAXED);
-            for counter in row.statements() {
+            for counter in row.counters() {
                 counter.store(0, RELAXED);
             }
         }
