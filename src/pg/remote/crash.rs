@@ -1,7 +1,8 @@
 //! Named points at which a test lets a commit break: `shardmap.crash_point`, which only superusers may set.
 //!
-//! `NAME` or `NAME:N` (the N-th time the step is taken in this commit) kills the session as `kill -9` would; `NAME=error`
-//! raises an error instead, which only the points before the local commit take. The points, in their order:
+//! `NAME` or `NAME:N` (the N-th time the step is taken in this commit) kills the session as `kill -9` would; `NAME=stop`
+//! stops its process until it gets SIGCONT, so that a test can break what it likes meanwhile; `NAME=error` raises an error
+//! instead, which only the points before the local commit take. The points, in their order:
 //! `before_prepare`, `prepare_sent`, `after_prepare:N`, `before_decide`, `after_decide`; then, the transaction being
 //! committed here, `after_local_commit`, `commit_sent`, `after_commit:N`; or, being aborted, `before_rollback`,
 //! `after_rollback`. Several between commas are possible.
@@ -43,8 +44,16 @@ fn meets(wanted: Option<&str>, name: &str, time: usize) -> bool {
 }
 
 fn strike(wanted: &str, name: &str, time: usize) {
-    if wanted.split(',').any(|wanted| meets(Some(wanted), name, time)) {
-        // SAFETY: ends this process.
-        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    for wanted in wanted.split(',') {
+        if meets(Some(wanted), name, time) {
+            send_to_itself(libc::SIGKILL);
+        } else if meets(wanted.strip_suffix("=stop"), name, time) {
+            send_to_itself(libc::SIGSTOP);
+        }
     }
+}
+
+fn send_to_itself(signal: libc::c_int) {
+    // SAFETY: ends or stops this process, and no other.
+    unsafe { libc::kill(libc::getpid(), signal) };
 }
