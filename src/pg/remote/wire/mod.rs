@@ -212,8 +212,11 @@ impl Wire {
             && !super::wait::poll_socket(self.conn.socket(), Interest::Read, std::time::Instant::now())
     }
 
-    /// Waits for the socket, or for the latch.
+    /// Waits for the socket, or for the latch. The end of a closed connection has come.
     pub fn wait(&self, interest: Interest, limit: Option<std::time::Duration>) -> Woken {
+        if self.open_socket().is_none() {
+            return Woken::Socket;
+        }
         self.waits.watch(interest);
         self.waits.wait(limit)
     }
