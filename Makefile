@@ -10,7 +10,7 @@ PROFILE ?= release
 MINUTES ?= 60
 export PG PG_CONFIG
 
-.PHONY: help demo test cluster cluster-down bench experiments lint differential consistency postgres install-extension tools clean
+.PHONY: help demo test cluster cluster-down bench experiments lint differential consistency gauntlet postgres install-extension tools clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -46,6 +46,9 @@ differential: ## generated statements on shards against plain tables, for MINUTE
 
 consistency: ## clients that must not go back in time while servers lag and die, for MINUTES (say 10)
 	@MINUTES=$(MINUTES) scripts/consistency.sh
+
+gauntlet: ## moves under load while everything breaks, with a table at the end; SCENARIOS=regexp, SHARDS=3, MINUTES, SEED
+	@MINUTES='$(if $(filter file,$(origin MINUTES)),0,$(MINUTES))' SHARDS='$(if $(filter file,$(origin SHARDS)),3,$(SHARDS))' scripts/gauntlet.sh
 
 postgres: ## a private Postgres of version PG in .tools/pgNN
 	@scripts/prerequisites.sh

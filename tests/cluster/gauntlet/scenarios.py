@@ -1,0 +1,140 @@
+"""What is played: which rows move, and what goes wrong meanwhile. Each is a name and a function that drives an arena.
+
+`make gauntlet SCENARIOS=regexp` chooses by name. A scenario marked `short` is played within `make test` too. Points are those
+of src/pg/moves and src/pg/remote/crash.rs; that none is missing here is asked of the database.
+"""
+
+import contextlib
+import random
+from dataclasses import dataclass, field
+
+import psycopg
+
+from .disk import has_small_disks, small_disk
+from .drive import Drive, WorkerDrive
+from .troubles import SERVERS, Cut, KillSession
+
+COMMIT = ("before_prepare", "prepare_sent", "after_prepare:1", "before_decide", "after_decide", "after_local_commit", "commit_sent",
+          "after_commit:1")
+POINTS = ("move_hidden", "move_logging", "move_batch:2", *COMMIT, "move_batch:3", "move_copied", "move_caught_up", "move_verified",
+          "move_fenced", "move_flip", "move_flipped", "move_cleaning:1", "move_cleaning:2", "move_done")
+GIVEN_UP = ("move_rollback",)
+MOVES_POINTS = tuple(point for point in POINTS if point.startswith("move_"))
+FEW = ("move_batch:2", "move_verified", "move_fenced", "move_flip", "move_cleaning:1")
+NAMED = r"""
+SELECT DISTINCT point[1] FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace AND n.nspname = 'shardmap',
+    regexp_matches(p.prosrc, '_crash_here\(([^;]*)\);', 'g') call, regexp_matches(call[1], '''(move_[a-z_]+)''', 'g') point
+"""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`act` drives; `plan` is called when moves are wanted. `calm`: nothing goes wrong, so no client may fail."""
+
+    name: str
+    plan: callable
+    act: callable
+    strategy: str = "ring"
+    short: bool = False
+    calm: bool = False
+    settings: dict = field(default_factory=dict)  # of the session that runs the moves
+    arena: dict = field(default_factory=dict)
+    around: callable = contextlib.nullcontext  # what there is besides, made before the arena's database and gone after it
+    drive: type = Drive
+    can_play: callable = lambda: None  # why it cannot be played here, if so
+
+
+def missing_points(arena):
+    """Points of the product that no scenario names."""
+    known = {point.split(":")[0] for point in (*POINTS, *GIVEN_UP)}
+    return sorted(set(arena.psql(NAMED).split()) - known)
+
+
+# Plans.
+
+
+def hot_key(arena):
+    """The hottest tenant goes to the next shard."""
+    tenant = arena.hot[0]
+    target = (arena.number(arena.owner(tenant)) + 1) % arena.shards
+    with arena.connect() as conn:
+        return conn.execute("SELECT move FROM shardmap.move_key(%s, %s, %s)", [tenant, f"shard-{target}", arena.keyspace]).fetchall()
+
+
+# Ways to drive.
+
+
+def times(count):
+    """So many plans, one after the other, and nothing goes wrong."""
+    def act(drive, _):
+        for _ in range(count):
+            drive.ensure_planned()
+            drive.finish()
+    return act
+
+
+def through(points, *troubles):
+    """A trouble at each of the points, by turns."""
+    def act(drive, chance):
+        start = chance.randrange(len(troubles))
+        drive.troubles([(point, troubles[(start + number) % len(troubles)]) for number, point in enumerate(points)])
+        drive.finish()
+    return act
+
+
+def all_through(points, *troubles):
+    """Each trouble at each of the points."""
+    def act(drive, _):
+        for trouble in troubles:
+            drive.troubles([(point, trouble) for point in points])
+            drive.finish()
+    return act
+
+
+def give_up(drive, _):
+    """Canceled when it is verified, and killed while it takes back what it has done."""
+    drive.troubles([("move_fenced", KillSession())])
+    with drive.arena.connect() as conn:
+        conn.execute("SELECT shardmap.cancel_move(%s)", [drive.under_way()["id"]])
+    drive.troubles([("move_rollback", KillSession())])
+    drive.finish()
+
+
+def disk_full(drive, _):
+    """The target has no room for the rows, until there is."""
+    drive.ensure_planned()
+    disk = drive.arena.around
+    drive.arena.on_shard(drive.arena.number(drive.under_way()["target"]), disk.move_in("item"))
+    disk.fill()
+    for _ in range(2):
+        error = drive.run_once().error
+        assert isinstance(error, psycopg.errors.DiskFull), f"the disk is full, but: {error!r}"
+        drive.kills += 1
+    disk.make_room()
+    drive.finish()
+
+
+ONE_PHASE = {"shardmap__multi_shard_commit": "one_phase"}
+CUTS = (Cut("source"), Cut("target"))
+
+SCENARIOS = (
+    Scenario("hot key", hot_key, times(5), short=True, calm=True),
+    Scenario("hot key, modulo", hot_key, times(3), strategy="modulo", calm=True),
+    Scenario("hot key, range", hot_key, times(3), strategy="range", calm=True),
+    Scenario("hot key, session killed", hot_key, through(POINTS, KillSession()), short=True),
+    Scenario("hot key, session killed, one phase", hot_key, through(MOVES_POINTS, KillSession()), settings=ONE_PHASE),
+    Scenario("hot key, servers killed at some points", hot_key, through(FEW, *SERVERS), short=True),
+    Scenario("hot key, servers killed", hot_key, all_through(POINTS, *SERVERS)),
+    Scenario("hot key, cut off at some points", hot_key, through(FEW, *CUTS), arena={"proxied": True}, short=True),
+    Scenario("hot key, cut off", hot_key, all_through(POINTS, *CUTS), arena={"proxied": True}),
+    Scenario("hot key, worker killed", hot_key, through(POINTS, KillSession()), drive=WorkerDrive),
+    Scenario("hot key by a worker, servers killed at some points", hot_key, through(FEW, *SERVERS), drive=WorkerDrive, short=True),
+    Scenario("hot key by a worker, servers killed", hot_key, all_through(POINTS, *SERVERS), drive=WorkerDrive),
+    Scenario("hot key, given up", hot_key, give_up, short=True),
+    Scenario("hot key, disk of the target full", hot_key, disk_full, arena={"hot_items": 20_000}, settings={"shardmap__move_batch_rows": "2000"},
+             around=small_disk, can_play=has_small_disks, short=True),
+)
+
+
+def chance_of(seed, scenario):
+    return random.Random(f"{seed}/{scenario.name}")
