@@ -14,7 +14,9 @@ CREATE TABLE shardmap.audit_run (
     map_digest text NOT NULL,
     started_at timestamptz NOT NULL,
     finished_at timestamptz NOT NULL,
-    findings integer NOT NULL
+    findings integer,
+    error text,
+    CONSTRAINT audit_run_outcome CHECK ((findings IS NULL) = (error IS NOT NULL))
 );
 COMMENT ON TABLE shardmap.audit_run IS 'audits that were made';
 COMMENT ON COLUMN shardmap.audit_run.id IS 'number of the audit';
@@ -24,7 +26,8 @@ COMMENT ON COLUMN shardmap.audit_run.map_version IS 'version of the map that the
 COMMENT ON COLUMN shardmap.audit_run.map_digest IS 'digest of that map';
 COMMENT ON COLUMN shardmap.audit_run.started_at IS 'when it began';
 COMMENT ON COLUMN shardmap.audit_run.finished_at IS 'when it ended';
-COMMENT ON COLUMN shardmap.audit_run.findings IS 'number of its findings';
+COMMENT ON COLUMN shardmap.audit_run.findings IS 'number of its findings; NULL: it failed';
+COMMENT ON COLUMN shardmap.audit_run.error IS 'why a scheduled audit failed';
 
 CREATE TABLE shardmap.audit_findings (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -1,12 +1,19 @@
 -- The audit: a look at the shards, written down and compared with the one before.
 --
 -- Decides when a finding is confirmed and when it is closed. What always holds: audits of a keyspace are made one after
--- the other; one during which the map changed says nothing (40001). Read audit_correct.sql next.
+-- the other; one during which the map changed says nothing (40001); an audit that would not have found a thing for sure
+-- does not come between two that did. Read audit_correct.sql next.
+
+-- What every audit looks at in full; rows and their checksums are a full one's.
+CREATE FUNCTION shardmap._is_in_samples(kind text) RETURNS boolean
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT kind IN ('unknown', 'layout', 'missing_copy')
+$$;
+COMMENT ON FUNCTION shardmap._is_in_samples(text) IS 'whether an audit of mode sample finds findings of this kind for sure';
 
 CREATE FUNCTION shardmap._record_audit(keyspace text, mode text, map_version bigint, started_at timestamptz, findings jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    previous bigint := (SELECT max(r.id) FROM shardmap.audit_run r WHERE r.keyspace = $1);
     this bigint;
     one shardmap.audit_findings;
     known shardmap.audit_findings;
@@ -29,15 +36,17 @@ BEGIN
                SET seen = CASE WHEN c.again THEN f.seen + 1 ELSE 1 END, state = CASE WHEN c.again THEN 'confirmed' ELSE 'suspected' END,
                    rows = one.rows, detail = one.detail, entry_version = one.entry_version, map_version = $3,
                    last_seen = clock_timestamp(), last_audit = this
-              FROM (SELECT known.last_audit = previous AND known.state <> 'corrected'
-                        AND (known.kind <> 'drifted' OR known.entry_version = one.entry_version) AS again) c
+              FROM (SELECT known.state <> 'corrected' AND (known.kind <> 'drifted' OR known.entry_version = one.entry_version)
+                        AND NOT EXISTS (SELECT FROM shardmap.audit_run r WHERE r.keyspace = $1 AND r.error IS NULL
+                            AND r.id > known.last_audit AND r.id < this
+                            AND (r.mode = 'full' OR shardmap._is_in_samples(one.kind))) AS again) c
              WHERE f.id = known.id;
         END IF;
     END LOOP;
     UPDATE shardmap.audit_findings f SET state = 'closed', closed_at = clock_timestamp()
      WHERE f.keyspace = $1 AND f.state <> 'closed' AND f.last_audit <> this
        AND f.shard <> ALL (unknown) AND (f.owner <> ALL (unknown)) IS NOT FALSE
-       AND (mode = 'full' OR f.kind IN ('unknown', 'layout', 'missing_copy'));
+       AND (mode = 'full' OR shardmap._is_in_samples(f.kind));
     RETURN this;
 END
 $$;

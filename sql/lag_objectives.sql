@@ -1,6 +1,6 @@
 -- Objectives for the lag of replicas, and what follows from them.
 --
--- Decides how an objective is set, and shows how it burns. What always holds: an objective that is changed is held against the
+-- Decides how an objective is set, and shows how it burns (the alerts are in audit_alerts.sql). What always holds: an objective that is changed is held against the
 -- minutes that are kept, not from now on only. Read src/core/lag/objective.rs next.
 
 CREATE FUNCTION shardmap._store_objective(replica text, threshold interval, target double precision, calm interval) RETURNS void
@@ -74,26 +74,4 @@ COMMENT ON COLUMN shardmap.replica_state.burn_1h IS 'in the last hour';
 COMMENT ON COLUMN shardmap.replica_state.burn_6h IS 'in the last 6 hours';
 COMMENT ON COLUMN shardmap.replica_state.burn_3d IS 'in the last 3 days';
 COMMENT ON COLUMN shardmap.replica_state.budget_left IS 'share of the error budget of 3 days that is left; less than 0: overdrawn';
-
-CREATE VIEW shardmap.alerts AS
-SELECT r.shard, r.name AS replica, v.severity, v.since, v.message
-  FROM shardmap.replica r
-  JOIN pg_catalog.pg_foreign_server f ON f.srvname OPERATOR(pg_catalog.=) r.name
-  CROSS JOIN LATERAL shardmap._lag_summary(f.oid) s
-  CROSS JOIN LATERAL (
-    SELECT s.alert AS severity, s.alert_since AS since,
-           pg_catalog.format('error budget burns %s times too fast over 5 minutes, %s over 30 minutes, %s over 1 hour, %s over 6 hours, %s over 3 days',
-               pg_catalog.round(s.burn_5m::pg_catalog.numeric, 1), pg_catalog.round(s.burn_30m::pg_catalog.numeric, 1), pg_catalog.round(s.burn_1h::pg_catalog.numeric, 1),
-               pg_catalog.round(s.burn_6h::pg_catalog.numeric, 1), pg_catalog.round(s.burn_3d::pg_catalog.numeric, 1)) AS message
-     WHERE s.alert OPERATOR(pg_catalog.<>) 'ok'
-    UNION ALL
-    SELECT 'early warning', NULL, 'the greatest lag grows while p99 stays: bad moments get worse before they get frequent'
-     WHERE s.early_warning
-  ) v;
-COMMENT ON VIEW shardmap.alerts IS 'replicas that somebody should look at; empty: none';
-COMMENT ON COLUMN shardmap.alerts.shard IS 'shard whose primary it follows';
-COMMENT ON COLUMN shardmap.alerts.replica IS 'the replica';
-COMMENT ON COLUMN shardmap.alerts.severity IS 'page: now, the error budget will soon be gone; warn: some time, it does not last; early warning: it may begin';
-COMMENT ON COLUMN shardmap.alerts.since IS 'since when; NULL: not known';
-COMMENT ON COLUMN shardmap.alerts.message IS 'what is wrong';
-GRANT SELECT ON shardmap.replica_state, shardmap.alerts TO PUBLIC;
+GRANT SELECT ON shardmap.replica_state TO PUBLIC;

@@ -5,10 +5,11 @@
 -- reference_guard.sql next.
 
 -- Query for the rows of a table and the sum of their checksums, under a search_path of pg_catalog.
+-- No casts: they may be functions of the table's owner, and this runs as an administrator.
 CREATE FUNCTION shardmap._reference_checksum_sql(relation regclass) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('SELECT count(*)::text, coalesce(sum((''x'' || substr(md5(ROW(%s)::text), 1, 15))::bit(60)::bigint), 0)::text FROM ONLY %s',
-        string_agg(format('%I::text', a.attname), ', ' ORDER BY a.attnum), shardmap._shard_table(relation))
+        string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum), shardmap._shard_table(relation))
       FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
 $$;
 COMMENT ON FUNCTION shardmap._reference_checksum_sql(regclass) IS 'query for the number of rows of a reference table and the sum of their checksums, here and on shards';

@@ -50,7 +50,9 @@ extension_sql_file!("../sql/verify_table.sql", name = "verify_table", requires =
 extension_sql_file!("../sql/audit.sql", name = "audit", requires = ["verify_table"]);
 extension_sql_file!("../sql/audit_look.sql", name = "audit_look", requires = ["audit"]);
 extension_sql_file!("../sql/audit_run.sql", name = "audit_run", requires = ["audit_look"]);
-extension_sql_file!("../sql/audit_correct.sql", name = "audit_correct", requires = ["audit_run"]);
+extension_sql_file!("../sql/audit_alerts.sql", name = "audit_alerts", requires = ["audit_run"]);
+extension_sql_file!("../sql/audit_schedule.sql", name = "audit_schedule", requires = ["audit_alerts"]);
+extension_sql_file!("../sql/audit_correct.sql", name = "audit_correct", requires = ["audit_schedule"]);
 extension_sql_file!("../sql/audit_repair.sql", name = "audit_repair", requires = ["audit_correct"]);
 extension_sql_file!("../sql/moves.sql", name = "moves", requires = ["audit_repair"]);
 extension_sql_file!("../sql/moves_plan.sql", name = "moves_plan", requires = ["moves"]);

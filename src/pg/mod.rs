@@ -5,6 +5,7 @@
 
 mod alone;
 mod area;
+mod audits;
 mod barrier;
 pub mod catalog;
 mod clock;
@@ -43,6 +44,7 @@ pub fn init() {
     reference::init();
     replicas::init();
     resolver::init();
+    audits::init();
     settings::init();
     router::init();
     planner::init();

@@ -5,8 +5,8 @@
 //! look left something open; and every database at the server's start and every [`SWEEP`]. So nothing stays connected to
 //! a database, which can be dropped, and an error ends one look and nothing else. What always holds: no worker runs unless
 //! the library is preloaded, nor on a standby; a database without the extension is left at once; a signal to stop is
-//! obeyed at once. It starts the samplers of replicas and the workers of moves as well.
-//! Refuses nothing. Read next: `remote::resolve` for what a look does, `replicas::launch`, `moves::launch`.
+//! obeyed at once. It starts the samplers of replicas, the workers of moves and the auditors as well.
+//! Refuses nothing. Read next: `remote::resolve` for what a look does, `replicas::launch`, `moves::launch`, `audits`.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -17,6 +17,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::area::{self, Area};
+use super::audits;
 use super::catalog::scan;
 use super::clock::now;
 use super::encoding;
@@ -214,10 +215,12 @@ fn rest(limit: Duration, wakes: bool) {
     let mut called = false;
     loop {
         launch::tend(databases);
+        audits::tend(databases);
         let mut left = end.saturating_duration_since(Instant::now());
         if launch::is_any_wanted() {
             left = left.min(launch::PAUSE);
         }
+        left = left.min(audits::time_left());
         let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
         // SAFETY: this process' own latch; a reload is done where no transaction runs.
         unsafe {
