@@ -34,7 +34,7 @@ CREATE TABLE shardmap.audit_findings (
     keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace ON DELETE CASCADE,
     kind text NOT NULL
         CONSTRAINT audit_findings_kind_known CHECK (kind IN ('drifted', 'misplaced', 'orphan', 'doubled', 'unknown', 'layout',
-            'missing_copy', 'differing_copy')),
+            'missing_copy', 'differing_copy', 'coordinator_differs', 'coordinator_behind', 'coordinator_ahead')),
     state text NOT NULL
         CONSTRAINT audit_findings_state_known CHECK (state IN ('suspected', 'confirmed', 'corrected', 'closed')),
     table_name text,
@@ -56,10 +56,10 @@ CREATE TABLE shardmap.audit_findings (
 COMMENT ON TABLE shardmap.audit_findings IS 'what audits have found, open and closed';
 COMMENT ON COLUMN shardmap.audit_findings.id IS 'number of the finding';
 COMMENT ON COLUMN shardmap.audit_findings.keyspace IS 'keyspace that it is about';
-COMMENT ON COLUMN shardmap.audit_findings.kind IS 'drifted: the owner of a range has none of it, while another shard has; misplaced, orphan, doubled: rows on a shard that does not own them, as in shardmap.verify(); unknown: could not be read; layout: the shard''s table is not like the others; missing_copy, differing_copy: of a reference table';
+COMMENT ON COLUMN shardmap.audit_findings.kind IS 'drifted: the owner of a range, or of a pinned key, has none of it, while another shard has; misplaced, orphan, doubled: rows on a shard that does not own them, as in shardmap.verify(); unknown: could not be read; layout: the shard''s table is not like the others; missing_copy, differing_copy: of a reference table; coordinator_differs: another coordinator has another map of the same version; coordinator_behind, coordinator_ahead: of another version';
 COMMENT ON COLUMN shardmap.audit_findings.state IS 'suspected: one audit has found it; confirmed: two in succession; corrected: the map was changed, and no audit has looked since; closed: an audit did not find it any more';
 COMMENT ON COLUMN shardmap.audit_findings.table_name IS 'the table; NULL: all of the keyspace';
-COMMENT ON COLUMN shardmap.audit_findings.shard IS 'the shard that has the rows, or that the finding is about';
+COMMENT ON COLUMN shardmap.audit_findings.shard IS 'the shard that has the rows, or the shard or coordinator that the finding is about';
 COMMENT ON COLUMN shardmap.audit_findings.owner IS 'the shard that owns them by the map; NULL: none does, or the finding is not about rows';
 COMMENT ON COLUMN shardmap.audit_findings.key IS 'the pinned key that it is about';
 COMMENT ON COLUMN shardmap.audit_findings.lower IS 'first key of the range that it is about';

@@ -7,7 +7,7 @@ CREATE FUNCTION shardmap._finding_severity(kind text, state text) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN kind = 'unknown' AND state IN ('suspected', 'confirmed') THEN 'warn'
         WHEN state <> 'confirmed' THEN NULL
-        WHEN kind IN ('layout', 'coordinator_behind') THEN 'warn' ELSE 'page' END
+        WHEN kind IN ('layout', 'coordinator_behind', 'coordinator_ahead') THEN 'warn' ELSE 'page' END
 $$;
 COMMENT ON FUNCTION shardmap._finding_severity(text, text) IS 'how urgent a finding is, as in shardmap.alerts; NULL: it is no alert';
 

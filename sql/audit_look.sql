@@ -1,10 +1,10 @@
 -- The audit's look at the shards: findings as rows; nothing is written.
 --
--- Decides what counts as found. What always holds: a range has drifted only if its owner was read and has nothing of it in
+-- Decides what counts as found. What always holds: a range, or a pin, has drifted only if its owner was read and has nothing of it in
 -- any table, and one other shard has something; rows found in a sample are counted in full before anything is said
 -- about them. Read audit_run.sql next.
 
-CREATE FUNCTION shardmap._audit_counts(keyspace text, sampled boolean, lower text, upper text)
+CREATE FUNCTION shardmap._audit_counts(keyspace text, sampled boolean, lower text, upper text, keys text[])
 RETURNS TABLE (relation regclass, shard text, entry integer, rows bigint, error text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -15,7 +15,7 @@ DECLARE
     strange integer[];
 BEGIN
     FOR relation IN SELECT l.relation FROM shardmap.logical_table l WHERE l.keyspace = $1 ORDER BY l.relation::text LOOP
-        scope := shardmap._scope_sql(relation, lower => $3, upper => $4);
+        scope := shardmap._scope_sql(relation, lower => $3, upper => $4, keys => $5);
         SELECT jsonb_agg(to_jsonb(a)) INTO answers
           FROM shardmap._ask_shards(shards, shardmap._count_sql(relation, entry_sql, scope, sampled, 'true'), false) a;
         IF sampled THEN
@@ -37,35 +37,35 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION shardmap._audit_counts(text, boolean, text, text) IS
+COMMENT ON FUNCTION shardmap._audit_counts(text, boolean, text, text, text[]) IS
     'how many rows each shard has of each entry of the map, by table; sampled: only of entries of which a sample has rows on a shard that does not own them';
-REVOKE ALL ON FUNCTION shardmap._audit_counts(text, boolean, text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._audit_counts(text, boolean, text, text) TO shardmap_admin;
+REVOKE ALL ON FUNCTION shardmap._audit_counts(text, boolean, text, text, text[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._audit_counts(text, boolean, text, text, text[]) TO shardmap_admin;
 
-CREATE FUNCTION shardmap._audit_rows(keyspace text, sampled boolean, lower text DEFAULT NULL, upper text DEFAULT NULL)
+CREATE FUNCTION shardmap._audit_rows(keyspace text, sampled boolean, lower text DEFAULT NULL, upper text DEFAULT NULL, keys text[] DEFAULT NULL)
 RETURNS TABLE (kind text, table_name text, shard text, owner text, key text, lower_bound text, upper_bound text, rows bigint,
     entry_version bigint, detail text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     counts jsonb := (SELECT coalesce(jsonb_agg(jsonb_build_object('relation', c.relation::oid::bigint, 'shard', c.shard, 'entry', c.entry,
-        'rows', c.rows, 'error', c.error)), '[]') FROM shardmap._audit_counts($1, $2, $3, $4) c);
+        'rows', c.rows, 'error', c.error)), '[]') FROM shardmap._audit_counts($1, $2, $3, $4, $5) c);
     drifted integer[] := '{}';
     found record;
 BEGIN
     RETURN QUERY SELECT 'unknown', shardmap._shard_table(c.relation::oid::regclass), c.shard, NULL, NULL, NULL, NULL, NULL::bigint, NULL::bigint, c.error
         FROM jsonb_to_recordset(counts) c (relation bigint, shard text, error text) WHERE c.error IS NOT NULL;
     FOR found IN
-        SELECT e.entry, e.owner, e.lower, e.upper, e.version, max(c.shard) AS holder, sum(c.rows)::bigint AS rows
+        SELECT e.entry, e.owner, e.pin, e.lower, e.upper, e.version, max(c.shard) AS holder, sum(c.rows)::bigint AS rows
           FROM jsonb_to_recordset(counts) c (shard text, entry integer, rows bigint)
           JOIN shardmap._map_entries($1) e ON e.entry = c.entry
-         WHERE e.kind = 'range' AND NOT EXISTS (SELECT FROM jsonb_to_recordset(counts) u (shard text, error text)
+         WHERE e.kind IN ('range', 'pin') AND NOT EXISTS (SELECT FROM jsonb_to_recordset(counts) u (shard text, error text)
                 WHERE u.error IS NOT NULL AND u.shard = e.owner)
-         GROUP BY e.entry, e.owner, e.lower, e.upper, e.version
+         GROUP BY e.entry, e.owner, e.pin, e.lower, e.upper, e.version
         HAVING count(DISTINCT c.shard) = 1 AND max(c.shard) IS DISTINCT FROM e.owner ORDER BY e.entry
     LOOP
         drifted := drifted || found.entry;
-        RETURN QUERY SELECT 'drifted', NULL, found.holder, found.owner, NULL, found.lower, found.upper, found.rows, found.version,
-            format('%s has all rows of range %s, %s', found.holder, shardmap._range_text(found.lower, found.upper),
+        RETURN QUERY SELECT 'drifted', NULL, found.holder, found.owner, found.pin, found.lower, found.upper, found.rows, found.version,
+            format('%s has all rows of %s, %s', found.holder, coalesce('key "' || found.pin || '"', 'range ' || shardmap._range_text(found.lower, found.upper)),
                 coalesce('its owner ' || found.owner || ' has none', 'which no shard owns'));
     END LOOP;
     FOR found IN
@@ -84,9 +84,9 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION shardmap._audit_rows(text, boolean, text, text) IS 'findings of an audit about rows, of a range of keys or of all';
-REVOKE ALL ON FUNCTION shardmap._audit_rows(text, boolean, text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._audit_rows(text, boolean, text, text) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap._audit_rows(text, boolean, text, text, text[]) IS 'findings of an audit about rows, of a range of keys, of some keys, or of all';
+REVOKE ALL ON FUNCTION shardmap._audit_rows(text, boolean, text, text, text[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._audit_rows(text, boolean, text, text, text[]) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._audit_layouts(keyspace text) RETURNS TABLE (kind text, table_name text, shard text, detail text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

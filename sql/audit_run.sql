@@ -7,7 +7,7 @@
 -- What every audit looks at in full; rows and their checksums are a full one's.
 CREATE FUNCTION shardmap._is_in_samples(kind text) RETURNS boolean
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT kind IN ('unknown', 'layout', 'missing_copy')
+    SELECT kind IN ('unknown', 'layout', 'missing_copy', 'coordinator_differs', 'coordinator_behind', 'coordinator_ahead')
 $$;
 COMMENT ON FUNCTION shardmap._is_in_samples(text) IS 'whether an audit of mode sample finds findings of this kind for sure';
 
@@ -58,6 +58,7 @@ CREATE FUNCTION shardmap.audit(keyspace text DEFAULT 'main', mode text DEFAULT '
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     version bigint := shardmap.map_version(keyspace);
+    entries text;
     started timestamptz := clock_timestamp();
     found jsonb;
     this bigint;
@@ -69,14 +70,17 @@ BEGIN
     END IF;
     PERFORM shardmap._check_transaction('shardmap.audit');
     PERFORM pg_advisory_xact_lock(hashtextextended('shardmap.audit ' || keyspace, 0));
+    version := shardmap.map_version(keyspace);
+    entries := shardmap._entries_digest(keyspace);
     SELECT coalesce(jsonb_agg(to_jsonb(f)), '[]') INTO found FROM (
         SELECT DISTINCT ON (a.kind, a.table_name, a.shard, a.owner, a.key, a.lower, a.upper) a.* FROM (
             SELECT r.kind, r.table_name, r.shard, r.owner, r.key, r.lower_bound, r.upper_bound, r.rows, r.entry_version, r.detail
               FROM shardmap._audit_rows($1, $2 = 'sample') r
             UNION ALL SELECT l.kind, l.table_name, l.shard, NULL, NULL, NULL, NULL, NULL, NULL, l.detail FROM shardmap._audit_layouts($1) l
             UNION ALL SELECT c.kind, c.table_name, c.shard, NULL, NULL, NULL, NULL, NULL, NULL, c.detail FROM shardmap._audit_copies($1, $2 = 'sample') c
+            UNION ALL SELECT o.kind, NULL, o.coordinator, NULL, NULL, NULL, NULL, NULL, NULL, o.detail FROM shardmap._audit_coordinators($1) o
             ) a (kind, table_name, shard, owner, key, lower, upper, rows, entry_version, detail)) f;
-    IF shardmap.map_version(keyspace) IS DISTINCT FROM version THEN
+    IF shardmap._entries_digest(keyspace) IS DISTINCT FROM entries THEN
         RAISE EXCEPTION 'the map of keyspace "%" changed during the audit', keyspace
             USING ERRCODE = 'serialization_failure', HINT = 'Audit it again.';
     END IF;

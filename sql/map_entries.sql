@@ -98,3 +98,12 @@ COMMENT ON FUNCTION shardmap._entry_sql(text) IS
     'SQL, of built-ins, of the entry of the map that a row s of _source_sql() belongs to';
 REVOKE ALL ON FUNCTION shardmap._entry_sql(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._entry_sql(text) TO shardmap_admin;
+
+-- Moves that are planned come in without a new version of the map.
+CREATE FUNCTION shardmap._entries_digest(keyspace text) RETURNS text
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT md5(string_agg(e::text, ' ' ORDER BY e.entry)) FROM shardmap._map_entries($1) e
+$$;
+COMMENT ON FUNCTION shardmap._entries_digest(text) IS 'MD5 of the entries of the map: whether it is still the same';
+REVOKE ALL ON FUNCTION shardmap._entries_digest(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._entries_digest(text) TO shardmap_admin;

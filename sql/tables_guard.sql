@@ -113,22 +113,22 @@ DECLARE
 BEGIN
     FOR lost IN
         SELECT x.name, x.kind FROM (
-            SELECT s.name, 'shard' FROM shardmap.shard s UNION ALL SELECT r.name, 'replica' FROM shardmap.replica r) x (name, kind)
+            SELECT s.name, 'shard' FROM shardmap.shard s UNION ALL SELECT r.name, 'replica' FROM shardmap.replica r
+            UNION ALL SELECT c.name, 'coordinator' FROM shardmap.coordinator c) x (name, kind)
          WHERE NOT EXISTS (SELECT FROM pg_foreign_server f WHERE f.srvname = x.name)
            AND (command = 'ALTER SERVER' OR x.name = ANY (touched))
          ORDER BY 2, 1
     LOOP
         CONTINUE WHEN command = 'ALTER SERVER' AND EXISTS (
-            SELECT FROM shardmap.shard s WHERE s.name = ANY (touched) UNION ALL SELECT FROM shardmap.replica r WHERE r.name = ANY (touched));
+            SELECT FROM shardmap.shard s WHERE s.name = ANY (touched) UNION ALL SELECT FROM shardmap.replica r WHERE r.name = ANY (touched)
+            UNION ALL SELECT FROM shardmap.coordinator c WHERE c.name = ANY (touched));
         RAISE EXCEPTION '% would lose % "%"', command, lost.kind, lost.name
             USING ERRCODE = 'dependent_objects_still_exist', DETAIL = format('The foreign server says where the %s is.', lost.kind),
-                HINT = CASE lost.kind
-                    WHEN 'replica' THEN 'Use shardmap.drop_replica(), and shardmap.add_replica() for another name.'
-                    ELSE 'Use shardmap.drop_shard(), and shardmap.add_shard() for another name.' END;
+                HINT = format('Use shardmap.drop_%1$s(), and shardmap.add_%1$s() for another name.', lost.kind);
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION shardmap._refuse_lost_servers(text[], text) IS 'raises an error if the foreign server of a shard or replica is gone, or has another name';
+COMMENT ON FUNCTION shardmap._refuse_lost_servers(text[], text) IS 'raises an error if the foreign server of a shard, replica or coordinator is gone, or has another name';
 
 -- The stack is read in English whatever the session's language, for which the owner's rights are needed.
 CREATE FUNCTION shardmap._guard_ddl() RETURNS event_trigger

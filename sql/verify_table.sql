@@ -64,12 +64,14 @@ DECLARE
     answer record;
     entries integer[];
     errors jsonb := '{}';
+    before text;
 BEGIN
     SELECT k.* INTO space FROM shardmap.logical_table l JOIN shardmap.keyspace k ON k.name = l.keyspace WHERE l.relation = $1;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'table % is not distributed', relation
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See shardmap.tables.';
     END IF;
+    before := shardmap._entries_digest(space.name);
     FOR answer IN SELECT r.* FROM shardmap._readable_shards(relation,
             ARRAY(SELECT s.name FROM shardmap.shard s WHERE s.keyspace = space.name)) r ORDER BY r.shard LOOP
         IF answer.error IS NULL THEN
@@ -104,7 +106,7 @@ BEGIN
                 FROM shardmap._foreign_rows(relation, primary_key, answer.shard, entries, max_rows) f ORDER BY f.key, f.row_id;
         END IF;
     END LOOP;
-    IF (SELECT k.version FROM shardmap.keyspace k WHERE k.name = space.name) <> space.version THEN
+    IF shardmap._entries_digest(space.name) IS DISTINCT FROM before THEN
         RAISE EXCEPTION 'the map of keyspace "%" changed while table % was read', space.name, relation
             USING ERRCODE = 'serialization_failure', HINT = 'Verify it again.';
     END IF;

@@ -47,7 +47,8 @@ extension_sql_file!("../sql/verify.sql", name = "verify", requires = ["lag_objec
 extension_sql_file!("../sql/verify_shards.sql", name = "verify_shards", requires = ["verify"]);
 extension_sql_file!("../sql/map_entries.sql", name = "map_entries", requires = ["verify_shards"]);
 extension_sql_file!("../sql/verify_table.sql", name = "verify_table", requires = ["map_entries"]);
-extension_sql_file!("../sql/audit.sql", name = "audit", requires = ["verify_table"]);
+extension_sql_file!("../sql/coordinators.sql", name = "coordinators", requires = ["verify_table"]);
+extension_sql_file!("../sql/audit.sql", name = "audit", requires = ["coordinators"]);
 extension_sql_file!("../sql/audit_look.sql", name = "audit_look", requires = ["audit"]);
 extension_sql_file!("../sql/audit_run.sql", name = "audit_run", requires = ["audit_look"]);
 extension_sql_file!("../sql/audit_alerts.sql", name = "audit_alerts", requires = ["audit_run"]);

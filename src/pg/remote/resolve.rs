@@ -110,7 +110,8 @@ fn is_finished(record: &Record, shards: &[Shard]) -> bool {
     record.servers.iter().all(is_known)
 }
 
-/// The shards: every server of our wrapper that is not a replica, where nothing can be finished.
+/// The shards: every server of our wrapper that is not a replica, where nothing can be finished, nor another coordinator,
+/// which does that itself.
 pub(super) fn servers() -> Vec<(pg_sys::Oid, String)> {
     // SAFETY: a system cache look-up.
     let wrapper = unsafe { pg_sys::get_foreign_data_wrapper_oid(c"shardmap_fdw".as_ptr(), true) };
@@ -120,8 +121,8 @@ pub(super) fn servers() -> Vec<(pg_sys::Oid, String)> {
             servers.extend(row.oid("oid").zip(row.text("srvname")));
         }
     });
-    let replicas = registry::all();
-    servers.retain(|(_, name)| !replicas.iter().any(|replica| replica.name == *name));
+    let (replicas, coordinators) = (registry::all(), registry::coordinators());
+    servers.retain(|(_, name)| !replicas.iter().any(|replica| replica.name == *name) && !coordinators.contains(name));
     servers
 }
 

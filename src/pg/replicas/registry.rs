@@ -55,6 +55,15 @@ pub fn all() -> Vec<Replica> {
     replicas
 }
 
+/// Names of further coordinators: the table `shardmap.coordinator`.
+pub fn coordinators() -> Vec<String> {
+    let mut names = Vec::new();
+    if let Some(table) = table(c"coordinator") {
+        scan::rows(table, |row| names.extend(row.text("name")));
+    }
+    names
+}
+
 /// The shard whose replica this server is.
 pub fn shard_of(server: &str) -> Option<String> {
     all().into_iter().find(|replica| replica.name == server).map(|replica| replica.shard)
