@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The product in one go: builds the extension, starts a coordinator and eight shards, and runs demo.sql on them.
+# The product in one go: builds the extension, starts a coordinator and eight shards, runs demo.sql on them, and
+# moves rows under load.
 #
 # The cluster is thrown away at the end; KEEP=1 leaves it running and says how to connect.
 
@@ -19,6 +20,7 @@ timed "starting a coordinator and eight shards" "10 s" python3 scripts/cluster.p
 . "$dir/env"
 printf '\n'
 psql -X -q -v ON_ERROR_STOP=1 -f scripts/demo.sql
+scripts/demo-moves.sh
 if [ -n "${KEEP:-}" ]; then
     printf '\n'
     say "the cluster still runs: . $dir/env; psql"
