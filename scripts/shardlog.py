@@ -1,15 +1,15 @@
 """What reached the shards: statements in the logs of their servers, which must have log_statement = all.
 
 A server logs a statement when it begins, so that all of a call's statements are in the log when the call has its answer.
-But for COMMIT of a transaction that only read: nobody waits for it, so no COMMIT is counted, nor what else belongs to
-commits: PREPARE TRANSACTION, COMMIT PREPARED, and the looks of the resolver, which come when they like.
+But for COMMIT of a transaction that only read, and RELEASE SAVEPOINT: nobody waits for them, so none is counted, nor what
+else belongs to commits: PREPARE TRANSACTION, COMMIT PREPARED, and the looks of the resolver, which come when they like.
 Next: cluster.py.
 """
 
 import contextlib
 import re
 
-OF_COMMITS = re.compile(r"(COMMIT|PREPARE TRANSACTION|ROLLBACK PREPARED)\b|.*\bpg_(prepared_xacts|current_xact_id_if_assigned)\b", re.S)
+OF_COMMITS = re.compile(r"(COMMIT|RELEASE SAVEPOINT|PREPARE TRANSACTION|ROLLBACK PREPARED)\b|.*\bpg_(prepared_xacts|current_xact_id_if_assigned)\b", re.S)
 LOGGED = re.compile(r"^\S+ \S+ \S+ \[\d+\] .*? (?P<database>\S+) LOG:  (?:statement|execute [^:]*): (?P<sql>.*)$")
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 
 import psycopg
+from patience import wait_until
 
 from .runner import Runner
 
@@ -44,13 +45,11 @@ class FaultyRunner(Runner):
         super().round(number)
         self.settled("at the end of the round")
 
-    def settled(self, when, seconds=20):
+    def settled(self, when):
         """Waits until shards have nothing prepared and nothing at work."""
-        deadline = time.monotonic() + seconds
         asked = [PREPARED, WORKING] if self.dist.idle else [PREPARED]
-        while left := sum(shard.execute(sql).fetchone()[0] for shard in self.shards for sql in asked):
-            assert time.monotonic() < deadline, f"{left} transactions are left on shards {when}, {self.name}"
-            time.sleep(0.02)
+        wait_until(lambda: not any(shard.execute(sql).fetchone()[0] for shard in self.shards for sql in asked),
+                   lambda: f"transactions are left on shards {when}, {self.name}")
 
     def state(self, tables, answers, expected):
         self.settled("after a statement")
