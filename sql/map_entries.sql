@@ -18,12 +18,23 @@ COMMENT ON FUNCTION shardmap._bounds(text) IS 'bounds of the ranges of a keyspac
 CREATE FUNCTION shardmap._moving_keys(keyspace text) RETURNS SETOF text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN QUERY SELECT DISTINCT m.key::text FROM shardmap.move m WHERE m.keyspace = $1 AND m.state NOT IN ('done', 'rolled_back');
+    RETURN QUERY SELECT DISTINCT m.key::text FROM shardmap.move m WHERE m.keyspace = $1 AND m.kind = 'key' AND m.state NOT IN ('done', 'rolled_back');
 END
 $$;
 COMMENT ON FUNCTION shardmap._moving_keys(text) IS 'canonical texts of the keys of a keyspace whose rows are on their way from shard to shard';
 REVOKE ALL ON FUNCTION shardmap._moving_keys(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._moving_keys(text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._moving_parts(keyspace text) RETURNS TABLE ("position" integer, lower text, upper text, condition text)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN QUERY SELECT row_number() OVER (ORDER BY m.id)::integer, m.lower::text, m.upper::text, shardmap._part_sql(m, 'text', 's.k', 's.h')
+        FROM shardmap.move m WHERE m.keyspace = $1 AND m.kind <> 'key' AND m.state NOT IN ('done', 'rolled_back');
+END
+$$;
+COMMENT ON FUNCTION shardmap._moving_parts(text) IS 'parts of a keyspace, larger than a key, whose rows are on their way: numbered from 1, each with a condition on rows s of _source_sql()';
+REVOKE ALL ON FUNCTION shardmap._moving_parts(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._moving_parts(text) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._map_entries(keyspace text)
 RETURNS TABLE (entry integer, kind text, pin text, lower text, upper text, token_from bigint, token_to bigint, owner text, version bigint)
@@ -52,17 +63,22 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         TABLE rule
         UNION ALL -- of a keyspace whose shards own nothing
         SELECT 0, 'nothing', NULL, NULL, NULL, NULL, NULL, s.version FROM space s WHERE NOT EXISTS (SELECT FROM rule)
+    ), by_key AS (
+        SELECT row_number() OVER (ORDER BY coalesce(m.key, p.key)) AS position, CASE WHEN m.key IS NULL THEN 'pin' ELSE 'moving' END AS kind,
+            coalesce(m.key, p.key) AS key, CASE WHEN m.key IS NULL THEN p.shard END AS owner
+          FROM shardmap._moving_keys($1) m (key) FULL JOIN (SELECT p.* FROM shardmap.pin p WHERE p.keyspace = $1) p ON p.key = m.key
     )
     SELECT r.entry::integer, r.kind, NULL, r.lower, r.upper, r.token_from, r.token_to, r.owner, r.version FROM all_of r
     UNION ALL
-    SELECT ((SELECT count(*) FROM all_of) + row_number() OVER (ORDER BY coalesce(m.key, p.key)) - 1)::integer,
-        CASE WHEN m.key IS NULL THEN 'pin' ELSE 'moving' END, coalesce(m.key, p.key), NULL, NULL, NULL, NULL,
-        CASE WHEN m.key IS NULL THEN p.shard END, s.version
-      FROM space s CROSS JOIN (shardmap._moving_keys($1) m (key)
-        FULL JOIN (SELECT p.* FROM shardmap.pin p WHERE p.keyspace = $1) p ON p.key = m.key)
+    SELECT ((SELECT count(*) FROM all_of) + k.position - 1)::integer, k.kind, k.key, NULL, NULL, NULL, NULL, k.owner, s.version
+      FROM space s, by_key k
+    UNION ALL
+    SELECT ((SELECT count(*) FROM all_of) + (SELECT count(*) FROM by_key) + m.position - 1)::integer, 'moving', NULL, m.lower, m.upper,
+        NULL, NULL, NULL, s.version
+      FROM space s, shardmap._moving_parts($1) m
 $$;
 COMMENT ON FUNCTION shardmap._map_entries(text) IS
-    'entries of the map of a keyspace, numbered from 0: arcs, remainders or ranges, then pins and keys that are moving; version: that of the range, or of the map';
+    'entries of the map of a keyspace, numbered from 0: arcs, remainders or ranges, then pins and keys that are moving, then parts that are moving; version: that of the range, or of the map';
 REVOKE ALL ON FUNCTION shardmap._map_entries(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._map_entries(text) TO shardmap_admin;
 
@@ -72,7 +88,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     ), rule AS (
         SELECT count(*) FILTER (WHERE e.kind NOT IN ('pin', 'moving')) AS entries,
             array_agg(e.token_to ORDER BY e.entry) FILTER (WHERE e.kind = 'arc') AS tokens,
-            array_agg(e.pin ORDER BY e.entry) FILTER (WHERE e.kind IN ('pin', 'moving')) AS pins,
+            array_agg(e.pin ORDER BY e.entry) FILTER (WHERE e.pin IS NOT NULL) AS pins,
             max(e.kind) FILTER (WHERE e.kind NOT IN ('pin', 'moving')) AS kind
           FROM entries e
     ), expression AS (
@@ -90,9 +106,13 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
             ELSE '0' END AS sql
           FROM rule r, shardmap.keyspace k WHERE k.name = $1
     )
-    SELECT CASE WHEN x.pins IS NULL THEN x.sql ELSE
-        format('CASE WHEN s.k = ANY (%1$L::text[]) THEN array_position(%1$L::text[], s.k) + %2$s ELSE %3$s END', x.pins, x.entries - 1, x.sql) END
-      FROM expression x
+    SELECT CASE WHEN x.pins IS NULL AND p.sql IS NULL THEN x.sql ELSE format('CASE%s%s ELSE %s END',
+            CASE WHEN x.pins IS NOT NULL THEN
+                format(' WHEN s.k = ANY (%1$L::text[]) THEN array_position(%1$L::text[], s.k) + %2$s', x.pins, x.entries - 1) END,
+            p.sql, x.sql) END
+      FROM expression x, LATERAL (SELECT string_agg(format(' WHEN %s THEN %s', m.condition,
+            x.entries + coalesce(cardinality(x.pins), 0) + m.position - 1), '' ORDER BY m.position) AS sql
+          FROM shardmap._moving_parts($1) m) p
 $$;
 COMMENT ON FUNCTION shardmap._entry_sql(text) IS
     'SQL, of built-ins, of the entry of the map that a row s of _source_sql() belongs to';

@@ -1,8 +1,8 @@
 -- Moves: what the catalog knows of them.
 --
 -- Decides what a move is, and which rows are hidden meanwhile. What always holds: rows of a key are shown by one shard
--- only; no two moves of a key are under way; while one is, tables and shards of its keyspace stay as they are. All of it
--- is readable by all. Changed by the functions of moves_plan.sql and moves_steps.sql only. Read moves_plan.sql next.
+-- only; no key belongs to two moves under way; while one is, tables and shards of its keyspace stay as they are. All of
+-- it is readable by all. Changed by the functions of moves_plan.sql and moves_steps.sql only. Read move_parts.sql next.
 
 CREATE SEQUENCE shardmap.move_id_seq;
 COMMENT ON SEQUENCE shardmap.move_id_seq IS 'numbers of moves';
@@ -17,8 +17,20 @@ COMMENT ON FUNCTION shardmap._outer_role() IS 'the session''s role, by SET ROLE 
 CREATE TABLE shardmap.move (
     id bigint PRIMARY KEY DEFAULT pg_catalog.nextval('shardmap.move_id_seq'),
     keyspace text COLLATE pg_catalog."C" NOT NULL REFERENCES shardmap.keyspace,
-    key text COLLATE pg_catalog."C" NOT NULL,
-    literal text COLLATE pg_catalog."C" NOT NULL,
+    kind text NOT NULL DEFAULT 'key'
+        CONSTRAINT move_kind_known CHECK (kind IN ('key', 'arcs', 'remainders', 'range')),
+    key text COLLATE pg_catalog."C",
+    literal text COLLATE pg_catalog."C",
+    arcs int8multirange
+        CONSTRAINT move_arcs_on_ring CHECK (NOT pg_catalog.isempty(arcs) AND arcs <@ '{[0,4294967296)}'::int8multirange),
+    modulus integer
+        CONSTRAINT move_modulus_range CHECK (modulus BETWEEN 1 AND 65536),
+    remainders integer[]
+        CONSTRAINT move_remainders_of_modulus CHECK (pg_catalog.cardinality(remainders) > 0 AND 0 <= ALL (remainders)
+            AND modulus > ALL (remainders) AND pg_catalog.array_position(remainders, NULL) IS NULL),
+    lower text COLLATE pg_catalog."C",
+    upper text COLLATE pg_catalog."C",
+    except_keys text[] NOT NULL DEFAULT '{}',
     source text COLLATE pg_catalog."C" NOT NULL,
     target text COLLATE pg_catalog."C" NOT NULL,
     state text NOT NULL DEFAULT 'planned'
@@ -48,13 +60,25 @@ CREATE TABLE shardmap.move (
     fences integer NOT NULL DEFAULT 0,
     pause interval,
     map_version bigint,
-    last_error text
+    last_error text,
+    CONSTRAINT move_part_of_kind CHECK ((key IS NOT NULL) = (kind = 'key') AND (literal IS NOT NULL) = (kind = 'key')
+        AND (arcs IS NOT NULL) = (kind = 'arcs') AND (modulus IS NOT NULL) = (kind = 'remainders')
+        AND (remainders IS NOT NULL) = (kind = 'remainders') AND (kind = 'range' OR pg_catalog.num_nonnulls(lower, upper) = 0)
+        AND (kind <> 'key' OR except_keys = '{}')),
+    CONSTRAINT move_to_another_shard CHECK (source <> target)
 );
 COMMENT ON TABLE shardmap.move IS 'rows that change their shard, under way and past; see the view shardmap.moves';
 COMMENT ON COLUMN shardmap.move.id IS 'number of the move';
 COMMENT ON COLUMN shardmap.move.keyspace IS 'keyspace of the rows';
+COMMENT ON COLUMN shardmap.move.kind IS 'what moves: a key, arcs of a ring, remainders, or a range';
 COMMENT ON COLUMN shardmap.move.key IS 'canonical text of the key whose rows move';
 COMMENT ON COLUMN shardmap.move.literal IS 'the key as the tables'' types read it';
+COMMENT ON COLUMN shardmap.move.arcs IS 'tokens whose rows move';
+COMMENT ON COLUMN shardmap.move.modulus IS 'what the MD5 of keys is divided by';
+COMMENT ON COLUMN shardmap.move.remainders IS 'remainders of the keys whose rows move';
+COMMENT ON COLUMN shardmap.move.lower IS 'canonical text of the first key of the range; NULL: no limit';
+COMMENT ON COLUMN shardmap.move.upper IS 'canonical text of the first key after the range; NULL: no limit';
+COMMENT ON COLUMN shardmap.move.except_keys IS 'keys in between that are pinned, and stay where they are';
 COMMENT ON COLUMN shardmap.move.source IS 'shard that the rows leave';
 COMMENT ON COLUMN shardmap.move.target IS 'shard that they go to';
 COMMENT ON COLUMN shardmap.move.state IS 'planned, prechecked, copying, catching_up, verifying, fencing, flipped, cleaning, done; or rolling_back, rolled_back';
@@ -93,6 +117,7 @@ CREATE TABLE shardmap.move_table (
     key_types text[] NOT NULL,
     columns text[] NOT NULL,
     watermark text[],
+    cleaned text[],
     copied boolean NOT NULL DEFAULT false,
     rows_copied bigint NOT NULL DEFAULT 0,
     CONSTRAINT move_table_pkey PRIMARY KEY (move, position)
@@ -105,6 +130,7 @@ COMMENT ON COLUMN shardmap.move_table.key_columns IS 'columns of its primary key
 COMMENT ON COLUMN shardmap.move_table.key_types IS 'their types';
 COMMENT ON COLUMN shardmap.move_table.columns IS 'columns that are copied: all but the computed ones, the primary key first';
 COMMENT ON COLUMN shardmap.move_table.watermark IS 'primary key of the last row that was copied';
+COMMENT ON COLUMN shardmap.move_table.cleaned IS 'primary key of the last row that was deleted';
 COMMENT ON COLUMN shardmap.move_table.copied IS 'all its rows were copied';
 COMMENT ON COLUMN shardmap.move_table.rows_copied IS 'rows copied so far';
 
@@ -112,14 +138,14 @@ CREATE TABLE shardmap.hidden_rows (
     move bigint NOT NULL REFERENCES shardmap.move,
     relation regclass NOT NULL,
     shard text COLLATE pg_catalog."C" NOT NULL,
-    key text COLLATE pg_catalog."C" NOT NULL,
+    condition text NOT NULL,
     CONSTRAINT hidden_rows_pkey PRIMARY KEY (move, relation, shard)
 );
 COMMENT ON TABLE shardmap.hidden_rows IS 'rows that a shard has and does not own: no statement sees them';
 COMMENT ON COLUMN shardmap.hidden_rows.move IS 'the move that they belong to';
 COMMENT ON COLUMN shardmap.hidden_rows.relation IS 'the logical table';
 COMMENT ON COLUMN shardmap.hidden_rows.shard IS 'the shard';
-COMMENT ON COLUMN shardmap.hidden_rows.key IS 'their key, as the table''s type reads it';
+COMMENT ON COLUMN shardmap.hidden_rows.condition IS 'SQL condition on their key, which is called key';
 
 CREATE TABLE shardmap.move_run (
     move bigint PRIMARY KEY REFERENCES shardmap.move,
@@ -179,23 +205,18 @@ COMMENT ON FUNCTION shardmap._find_move(bigint) IS 'a move; an error if there is
 REVOKE ALL ON FUNCTION shardmap._find_move(bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._find_move(bigint) TO shardmap_admin;
 
--- Tables and shards stay as they are; keys can be pinned, but for those that move.
-CREATE FUNCTION shardmap._check_no_move(keyspace text, key text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    found_one shardmap.move;
-BEGIN
-    SELECT m.* INTO found_one FROM shardmap.move m
-     WHERE m.keyspace = $1 AND m.state NOT IN ('done', 'rolled_back') AND ($2 IS NULL OR m.key = $2) ORDER BY m.id LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION 'move % of keyspace "%" is under way', found_one.id, keyspace
-            USING ERRCODE = 'object_in_use', DETAIL = format('Key "%s" moves from shard "%s" to shard "%s", and is %s.',
-                    found_one.key, found_one.source, found_one.target, found_one.state),
-                HINT = format('Let it come to its end with CALL shardmap.run_move(%s), or give it up with shardmap.cancel_move(%1$s).', found_one.id);
-    END IF;
-END
+CREATE FUNCTION shardmap._part_text(job shardmap.move) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE job.kind
+        WHEN 'key' THEN format('key "%s"', job.key)
+        WHEN 'arcs' THEN (SELECT format('%s %s of the ring (%s %%)', count(*), CASE count(*) WHEN 1 THEN 'arc' ELSE 'arcs' END,
+                round(sum(upper(r) - lower(r)) * 100 / 4294967296, 2)) FROM unnest(job.arcs) r)
+        WHEN 'remainders' THEN CASE WHEN cardinality(job.remainders) > 8 THEN format('%s remainders', cardinality(job.remainders))
+                ELSE format('%s %s', CASE cardinality(job.remainders) WHEN 1 THEN 'remainder' ELSE 'remainders' END,
+                    array_to_string(job.remainders, ', ')) END || format(' of %s', job.modulus)
+        ELSE 'range ' || shardmap._range_text(job.lower, job.upper) END
 $$;
-COMMENT ON FUNCTION shardmap._check_no_move(text, text) IS 'raises an error if rows of a keyspace, or of one key of it, are moved';
+COMMENT ON FUNCTION shardmap._part_text(shardmap.move) IS 'the part that a move moves, for messages';
 
 CREATE FUNCTION shardmap._remaining(job shardmap.move) RETURNS interval
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -206,7 +227,7 @@ $$;
 COMMENT ON FUNCTION shardmap._remaining(shardmap.move) IS 'time until all rows are copied, if it goes on as it did';
 
 CREATE VIEW shardmap.moves AS
-    SELECT m.id, m.keyspace, m.key, m.source, m.target, m.state, m.wish,
+    SELECT m.id, m.keyspace, m.kind, shardmap._part_text(m) AS part, m.key, m.source, m.target, m.state, m.wish,
         CASE WHEN m.rows_planned = 0 THEN CASE WHEN m.state IN ('planned', 'prechecked') THEN 0 ELSE 1 END
             ELSE least(m.rows_copied::double precision / m.rows_planned, 1) END AS progress,
         m.rows_planned, m.rows_copied, m.bytes_planned, m.bytes_copied, m.rows_recopied, m.rows_deleted,
@@ -225,6 +246,8 @@ CREATE VIEW shardmap.moves AS
 COMMENT ON VIEW shardmap.moves IS 'moves under way and past';
 COMMENT ON COLUMN shardmap.moves.id IS 'number of the move';
 COMMENT ON COLUMN shardmap.moves.keyspace IS 'keyspace of the rows';
+COMMENT ON COLUMN shardmap.moves.kind IS 'what moves: a key, arcs of a ring, remainders, or a range';
+COMMENT ON COLUMN shardmap.moves.part IS 'the same in words';
 COMMENT ON COLUMN shardmap.moves.key IS 'canonical text of the key whose rows move';
 COMMENT ON COLUMN shardmap.moves.source IS 'shard that the rows leave';
 COMMENT ON COLUMN shardmap.moves.target IS 'shard that they go to';
@@ -296,6 +319,14 @@ COMMENT ON FUNCTION shardmap._update_move_table(bigint, integer, text[], boolean
 REVOKE ALL ON FUNCTION shardmap._update_move_table(bigint, integer, text[], boolean, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._update_move_table(bigint, integer, text[], boolean, bigint) TO shardmap_admin;
 
+CREATE FUNCTION shardmap._note_cleaned(move bigint, "position" integer, cleaned text[]) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE shardmap.move_table t SET cleaned = $3 WHERE t.move = $1 AND t.position = $2
+$$;
+COMMENT ON FUNCTION shardmap._note_cleaned(bigint, integer, text[]) IS 'notes how far rows of a table of a move were deleted';
+REVOKE ALL ON FUNCTION shardmap._note_cleaned(bigint, integer, text[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._note_cleaned(bigint, integer, text[]) TO shardmap_admin;
+
 -- Of one shard of a move: its rows are hidden, or shown again (shard NULL). Published: cached plans are made anew.
 CREATE FUNCTION shardmap._hide_rows(move bigint, shard text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -304,8 +335,9 @@ DECLARE
 BEGIN
     SELECT m.* INTO STRICT moved FROM shardmap.move m WHERE m.id = $1;
     DELETE FROM shardmap.hidden_rows h WHERE h.move = $1;
-    INSERT INTO shardmap.hidden_rows (move, relation, shard, key)
-    SELECT $1, t.relation, $2, moved.literal FROM shardmap.move_table t WHERE t.move = $1 AND $2 IS NOT NULL;
+    INSERT INTO shardmap.hidden_rows (move, relation, shard, condition)
+    SELECT $1, t.relation, $2, shardmap._part_sql(moved, l.key_type, 'key')
+      FROM shardmap.move_table t JOIN shardmap.logical_table l ON l.relation = t.relation WHERE t.move = $1 AND $2 IS NOT NULL;
     RETURN shardmap.publish_map(moved.keyspace);
 END
 $$;

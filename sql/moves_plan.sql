@@ -1,9 +1,9 @@
 -- Moves: how one is planned, looked at before its first byte, and given up.
 --
--- Decides whether rows of a key can go to another shard. What always holds: all that could stand in the way is looked at
+-- Decides whether rows of a part can go to another shard. What always holds: all that could stand in the way is looked at
 -- before anything is written; a dry run writes nothing at all; a move to where the rows are is none. Refuses tables
 -- without a primary key, tables that differ between the shards, shards that are replicas, missing privileges, rows of
--- the key that are on the target already. Read moves_rows.sql next.
+-- the part that are on the target already. Read moves_rows.sql next.
 
 -- Of a logical table, asked of a shard: relkind, columns with types, primary key, its types, columns to copy with the
 -- primary key first, whether something fires when rows are written, whether rows may be hidden, missing privileges.
@@ -38,7 +38,7 @@ GRANT EXECUTE ON FUNCTION shardmap._shard_layout(regclass, text) TO shardmap_adm
 
 CREATE FUNCTION shardmap._move_condition(job shardmap.move, relation regclass, prefix text DEFAULT '') RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('%s%I OPERATOR(pg_catalog.=) %L', prefix, t.key_column, job.literal)
+    SELECT shardmap._part_sql(job, t.key_type, prefix || quote_ident(t.key_column))
       FROM shardmap.logical_table t WHERE t.relation = $2
 $$;
 COMMENT ON FUNCTION shardmap._move_condition(shardmap.move, regclass, text) IS 'condition, for a shard, that rows of a table belong to a move';
@@ -117,6 +117,19 @@ COMMENT ON FUNCTION shardmap._check_writes_as_replica(text) IS 'raises an error 
 REVOKE ALL ON FUNCTION shardmap._check_writes_as_replica(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._check_writes_as_replica(text) TO shardmap_admin;
 
+CREATE FUNCTION shardmap._check_source(job shardmap.move) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF shardmap._part_owners(job) IS DISTINCT FROM ARRAY[job.source] THEN
+        RAISE EXCEPTION '% of keyspace "%" is not on shard "%" any more', shardmap._part_text(job), job.keyspace, job.source
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('Give the move up with shardmap.cancel_move(%s), and plan another.', job.id);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_source(shardmap.move) IS 'raises an error unless the map gives all of a move''s part to its source';
+REVOKE ALL ON FUNCTION shardmap._check_source(shardmap.move) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_source(shardmap.move) TO shardmap_admin;
+
 -- All that could stand in the way of a job. Returns whether its tables have triggers or foreign keys.
 CREATE FUNCTION shardmap._check_move(job shardmap.move) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -128,10 +141,7 @@ DECLARE
 BEGIN
     PERFORM shardmap._check_move_server(job.source);
     PERFORM shardmap._check_move_server(job.target);
-    IF shardmap.owner_of(job.key, job.keyspace) IS DISTINCT FROM job.source THEN
-        RAISE EXCEPTION 'key "%" is not on shard "%" any more', job.key, job.source
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('Give the move up with shardmap.cancel_move(%s), and plan another.', job.id);
-    END IF;
+    PERFORM shardmap._check_source(job);
     FOR moved IN SELECT t.* FROM shardmap.move_table t WHERE t.move = job.id ORDER BY t.position LOOP
         here := shardmap._shard_layout(moved.relation, job.source);
         there := shardmap._shard_layout(moved.relation, job.target);
@@ -148,8 +158,8 @@ BEGIN
         ELSIF EXISTS (SELECT FROM shardmap.remote_rows(job.target, format('SELECT ''x'' AS found FROM ONLY %s WHERE %s LIMIT 1',
                 shardmap._shard_table(moved.relation), shardmap._move_condition(job, moved.relation))))
         THEN
-            RAISE EXCEPTION 'shard "%" has rows of key "%" in table % already', job.target, job.key, moved.relation
-                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'They are not its own, for it does not own the key.',
+            RAISE EXCEPTION 'shard "%" has rows of % in table % already', job.target, shardmap._part_text(job), moved.relation
+                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'They are not its own, for it does not own their keys.',
                     HINT = 'Delete them there.';
         END IF;
         fires := fires OR here[6]::boolean OR there[6]::boolean;
@@ -170,8 +180,10 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     number bigint;
 BEGIN
-    INSERT INTO shardmap.move (keyspace, key, literal, source, target, rows_planned, bytes_planned)
-    VALUES (job.keyspace, job.key, job.literal, job.source, job.target, job.rows_planned, job.bytes_planned)
+    INSERT INTO shardmap.move (keyspace, kind, key, literal, arcs, modulus, remainders, lower, upper, except_keys, source, target, rows_planned,
+        bytes_planned)
+    VALUES (job.keyspace, job.kind, job.key, job.literal, job.arcs, job.modulus, job.remainders, job.lower, job.upper, job.except_keys,
+        job.source, job.target, job.rows_planned, job.bytes_planned)
     RETURNING id INTO number;
     INSERT INTO shardmap.move_table (move, position, relation, key_columns, key_types, columns)
     SELECT number, t.position, t.relation, t.key_columns, t.key_types, t.columns FROM unnest(tables) t;
@@ -182,12 +194,12 @@ COMMENT ON FUNCTION shardmap._enter_move(shardmap.move, shardmap.move_table[]) I
 REVOKE ALL ON FUNCTION shardmap._enter_move(shardmap.move, shardmap.move_table[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._enter_move(shardmap.move, shardmap.move_table[]) TO shardmap_admin;
 
-CREATE FUNCTION shardmap._plan_move(keyspace text, literal text, canonical text, shard text, dry_run boolean)
+-- Of `planned`, the caller has set keyspace, kind, part, source and target.
+CREATE FUNCTION shardmap._plan_move(planned shardmap.move, dry_run boolean)
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    planned shardmap.move;
     tables shardmap.move_table[] := '{}';
     moved shardmap.move_table;
     layout text[];
@@ -196,26 +208,17 @@ DECLARE
     row_counts bigint[] := '{}';
     byte_counts bigint[] := '{}';
 BEGIN
-    IF canonical IS NULL THEN
-        RAISE EXCEPTION 'cannot move a null key' USING ERRCODE = 'null_value_not_allowed';
-    END IF;
-    PERFORM shardmap._lock_keyspace(keyspace);
-    PERFORM shardmap._check_shard_of(keyspace, shard);
-    PERFORM shardmap._check_no_move(keyspace, canonical);
-    planned.keyspace := $1;
-    planned.literal := $2;
-    planned.key := canonical;
-    planned.source := shardmap.owner_of(canonical, $1);
-    planned.target := shard;
+    PERFORM shardmap._check_shard_of(planned.keyspace, planned.target);
+    PERFORM shardmap._check_no_overlap(planned);
+    planned.except_keys := CASE planned.kind WHEN 'key' THEN '{}'
+        ELSE ARRAY(SELECT p.key FROM shardmap.pin p WHERE p.keyspace = planned.keyspace AND shardmap._part_has_key(planned, p.key) ORDER BY 1) END;
     planned.rows_planned := 0;
     planned.bytes_planned := 0;
-    IF planned.source = shard THEN
-        RAISE NOTICE 'key "%" is on shard "%" already', canonical, shard;
-        RETURN;
-    END IF;
     FOR logical IN
         SELECT t.relation FROM shardmap.logical_table t
-         WHERE t.keyspace = $1 AND shardmap._table_can_hold_key(t.relation, t.key_type, $2, canonical) ORDER BY t.relation::oid
+         WHERE t.keyspace = planned.keyspace
+           AND (planned.kind <> 'key' OR shardmap._table_can_hold_key(t.relation, t.key_type, planned.literal, planned.key))
+         ORDER BY t.relation::oid
     LOOP
         layout := shardmap._shard_layout(logical, planned.source);
         PERFORM shardmap._check_move_table(logical, planned.source, layout);
@@ -227,7 +230,7 @@ BEGIN
         tables := tables || moved;
         SELECT r INTO size FROM shardmap.remote_rows(planned.source, format(
             'SELECT pg_catalog.count(*)::pg_catalog.text, coalesce(pg_catalog.sum(pg_catalog.pg_column_size(t.*)), 0)::pg_catalog.text '
-            'FROM ONLY %s t WHERE %s', shardmap._shard_table(logical), shardmap._move_condition(planned, logical))) r;
+            'FROM ONLY %s t WHERE %s', shardmap._shard_table(logical), shardmap._move_condition(planned, logical, 't.'))) r;
         planned.rows_planned := planned.rows_planned + size[1]::bigint;
         planned.bytes_planned := planned.bytes_planned + size[2]::bigint;
         row_counts := row_counts || size[1]::bigint;
@@ -235,7 +238,7 @@ BEGIN
     END LOOP;
     IF NOT dry_run THEN
         planned.id := shardmap._enter_move(planned, tables);
-        RAISE NOTICE 'move % is planned: key "%" from shard "%" to shard "%"', planned.id, canonical, planned.source, shard
+        RAISE NOTICE 'move % is planned: % from shard "%" to shard "%"', planned.id, shardmap._part_text(planned), planned.source, planned.target
             USING DETAIL = format('%s rows, %s.', planned.rows_planned, pg_size_pretty(planned.bytes_planned)),
                 HINT = format('Run it: CALL shardmap.run_move(%s).', planned.id);
     END IF;
@@ -243,21 +246,50 @@ BEGIN
         FROM generate_subscripts(tables, 1) i ORDER BY i;
 END
 $$;
-COMMENT ON FUNCTION shardmap._plan_move(text, text, text, text, boolean) IS 'plans a move of a key, given as literal and as canonical text';
-REVOKE ALL ON FUNCTION shardmap._plan_move(text, text, text, text, boolean) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._plan_move(text, text, text, text, boolean) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap._plan_move(shardmap.move, boolean) IS 'plans a move of a part of a keyspace, which is locked against other changes of the map';
+REVOKE ALL ON FUNCTION shardmap._plan_move(shardmap.move, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._plan_move(shardmap.move, boolean) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._plan_move_of_key(keyspace text, literal text, canonical text, shard text, dry_run boolean)
+RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    planned shardmap.move;
+BEGIN
+    IF canonical IS NULL THEN
+        RAISE EXCEPTION 'cannot move a null key' USING ERRCODE = 'null_value_not_allowed';
+    END IF;
+    PERFORM shardmap._lock_keyspace(keyspace);
+    PERFORM shardmap._check_shard_of(keyspace, shard);
+    planned.keyspace := $1;
+    planned.kind := 'key';
+    planned.literal := $2;
+    planned.key := canonical;
+    planned.source := shardmap.owner_of(canonical, $1);
+    planned.target := shard;
+    IF planned.source = shard THEN
+        PERFORM shardmap._check_no_overlap(planned);
+        RAISE NOTICE 'key "%" is on shard "%" already', canonical, shard;
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT p.* FROM shardmap._plan_move(planned, dry_run) p;
+END
+$$;
+COMMENT ON FUNCTION shardmap._plan_move_of_key(text, text, text, text, boolean) IS 'plans a move of a key, given as literal and as canonical text';
+REVOKE ALL ON FUNCTION shardmap._plan_move_of_key(text, text, text, text, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._plan_move_of_key(text, text, text, text, boolean) TO shardmap_admin;
 
 CREATE FUNCTION shardmap.move_key(key text, shard text, keyspace text DEFAULT 'main', dry_run boolean DEFAULT false)
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint)
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT p.move, p.relation, p.source, p.target, p.rows, p.bytes FROM shardmap._plan_move(keyspace, key, key, shard, dry_run) p
+    SELECT p.move, p.relation, p.source, p.target, p.rows, p.bytes FROM shardmap._plan_move_of_key(keyspace, key, key, shard, dry_run) p
 $$;
 CREATE FUNCTION shardmap.move_key(key anyelement, shard text, keyspace text DEFAULT 'main', dry_run boolean DEFAULT false)
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' AS $$
 BEGIN
     RETURN QUERY SELECT p.move, p.relation, p.source, p.target, p.rows, p.bytes
-        FROM shardmap._plan_move(keyspace, key::text, shardmap.canonical_key(key), shard, dry_run) p;
+        FROM shardmap._plan_move_of_key(keyspace, key::text, shardmap.canonical_key(key), shard, dry_run) p;
 END
 $$;
 COMMENT ON FUNCTION shardmap.move_key(text, text, text, boolean) IS 'plans to move all rows of a key to a shard of its own choosing; returns what would move, by table; dry_run: enters nothing';

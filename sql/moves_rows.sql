@@ -2,7 +2,7 @@
 --
 -- Decides how rows are copied, changes applied, both sides compared, and rows deleted. What always holds: a row is copied
 -- or applied by its primary key, as it is at the snapshot of the source that the step has; a change is applied again
--- rather than missed; nothing is deleted of a shard that owns the key. For the time of a job, both shards have a schema
+-- rather than missed; nothing is deleted of a shard that owns the part. For the time of a job, both shards have a schema
 -- shardmap_move_ID: on the source with a log of changed primary keys for each table, filled by triggers; on the target
 -- with a place for those being applied. Read moves_steps.sql next.
 
@@ -220,24 +220,65 @@ COMMENT ON FUNCTION shardmap._forget_changes(shardmap.move) IS 'deletes what is 
 REVOKE ALL ON FUNCTION shardmap._forget_changes(shardmap.move) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._forget_changes(shardmap.move) TO shardmap_admin;
 
--- Deletes some of a move's rows on a shard. Returns how many; 0: there are none left.
+-- Rows of a part lie between others. By the index of the primary key they are found in its order, without a sort, and
+-- each batch begins where the last one ended. The rows of one key may have a better index.
+CREATE FUNCTION shardmap._read_in_order(job shardmap.move, shard text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF job.kind <> 'key' THEN
+        PERFORM shardmap.remote_rows(shard, 'SELECT set_config(''enable_sort'', ''off'', true), set_config(''enable_seqscan'', ''off'', true), '
+            'set_config(''enable_bitmapscan'', ''off'', true)');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._read_in_order(shardmap.move, text) IS 'lets this transaction read rows of a part on a shard by the index of their primary key';
+REVOKE ALL ON FUNCTION shardmap._read_in_order(shardmap.move, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._read_in_order(shardmap.move, text) TO shardmap_admin;
+
+CREATE FUNCTION shardmap._delete_batch(job shardmap.move, shard text, moved shardmap.move_table) RETURNS text[]
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    deleted text[];
+BEGIN
+    PERFORM shardmap._read_in_order(job, shard);
+    moved.watermark := moved.cleaned;
+    SELECT r INTO deleted FROM shardmap.remote_rows(shard, format($query$%1$s
+        WITH found AS MATERIALIZED (SELECT %2$s, ctid AS shardmap_ctid FROM ONLY %3$s WHERE %4$s AND %5$s ORDER BY %2$s LIMIT %6$s),
+            gone AS (DELETE FROM ONLY %3$s WHERE ctid = ANY (ARRAY(SELECT f.shardmap_ctid FROM found f))),
+            last AS (SELECT * FROM found ORDER BY %7$s LIMIT 1)
+        SELECT (SELECT pg_catalog.count(*)::pg_catalog.text FROM found), %8$s FROM (VALUES (0)) one LEFT JOIN last l ON true$query$,
+        shardmap._move_prefix(job), shardmap._name_list(moved.key_columns), shardmap._shard_table(moved.relation),
+        shardmap._move_condition(job, moved.relation), shardmap._beyond(moved, '>'), shardmap._move_batch(),
+        (SELECT string_agg(quote_ident(k) || ' DESC', ', ' ORDER BY n) FROM unnest(moved.key_columns) WITH ORDINALITY u (k, n)),
+        (SELECT string_agg(format('l.%I::pg_catalog.text', k), ', ' ORDER BY n) FROM unnest(moved.key_columns) WITH ORDINALITY u (k, n)))) r;
+    RETURN deleted;
+END
+$$;
+COMMENT ON FUNCTION shardmap._delete_batch(shardmap.move, text, shardmap.move_table) IS
+    'deletes a batch of a move''s rows on a shard, in the order of the primary key; returns their number and the primary key of the last';
+REVOKE ALL ON FUNCTION shardmap._delete_batch(shardmap.move, text, shardmap.move_table) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._delete_batch(shardmap.move, text, shardmap.move_table) TO shardmap_admin;
+
+-- Returns how many; 0: there are none left, by a look at all of the table.
 CREATE FUNCTION shardmap._delete_moved(job shardmap.move, shard text) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     moved shardmap.move_table;
-    deleted bigint;
+    deleted text[];
 BEGIN
-    IF shardmap.owner_of(job.key, job.keyspace) = shard THEN
-        RAISE EXCEPTION 'shard "%" owns key "%": nothing of it is deleted there', shard, job.key
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Look at shardmap.pin: the map was changed past the job.';
+    IF shard = ANY (shardmap._part_owners(job)) THEN
+        RAISE EXCEPTION 'shard "%" owns %: nothing of it is deleted there', shard, shardmap._part_text(job)
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'The map was changed past the move: see shardmap.pin and shardmap.tokens.';
     END IF;
     FOR moved IN SELECT t.* FROM shardmap.move_table t WHERE t.move = job.id ORDER BY t.position DESC LOOP
-        SELECT r[1] INTO deleted FROM shardmap.remote_rows(shard, format('%sWITH gone AS (DELETE FROM ONLY %s WHERE ctid = ANY (ARRAY('
-            'SELECT ctid FROM ONLY %2$s WHERE %s LIMIT %s)) RETURNING 1) SELECT pg_catalog.count(*)::pg_catalog.text AS rows FROM gone',
-            shardmap._move_prefix(job), shardmap._shard_table(moved.relation), shardmap._move_condition(job, moved.relation),
-            shardmap._move_batch())) r;
-        IF deleted > 0 THEN
-            RETURN deleted;
+        LOOP
+            deleted := shardmap._delete_batch(job, shard, moved);
+            EXIT WHEN deleted[1]::bigint > 0 OR moved.cleaned IS NULL;
+            moved.cleaned := NULL; -- what was deleted may have been rolled back there
+        END LOOP;
+        IF deleted[1]::bigint > 0 THEN
+            PERFORM shardmap._note_cleaned(job.id, moved.position, deleted[2:]);
+            RETURN deleted[1];
         END IF;
     END LOOP;
     RETURN 0;

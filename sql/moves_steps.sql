@@ -118,6 +118,7 @@ DECLARE
 BEGIN
     SELECT t.* INTO moved FROM shardmap.move_table t WHERE t.move = job.id AND NOT t.copied ORDER BY t.position LIMIT 1;
     IF FOUND THEN
+        PERFORM shardmap._read_in_order(job, job.source);
         piped := shardmap._pipe_rows(job.source, format('SELECT %s FROM ONLY %s WHERE %s AND %s ORDER BY %s LIMIT %s',
                 shardmap._name_list(moved.columns), shardmap._shard_table(moved.relation), shardmap._move_condition(job, moved.relation),
                 shardmap._beyond(moved, '>'), shardmap._name_list(moved.key_columns), batch),
@@ -193,8 +194,8 @@ BEGIN
     SELECT m.* INTO STRICT job FROM shardmap.move m WHERE m.id = $1;
     PERFORM shardmap._next_move_state(job.state, 'flip');
     PERFORM shardmap._lock_keyspace(job.keyspace);
-    DELETE FROM shardmap.pin p WHERE p.keyspace = job.keyspace AND p.key = job.key;
-    INSERT INTO shardmap.pin (keyspace, key, shard) VALUES (job.keyspace, job.key, job.target);
+    PERFORM shardmap._check_source(job);
+    PERFORM shardmap._give_part(job, job.target);
     RETURN shardmap._hide_rows(id, job.source);
 END
 $$;

@@ -69,7 +69,8 @@ COMMENT ON FUNCTION shardmap._key_md5_sql(text) IS 'SQL of the MD5 of a key whos
 
 CREATE FUNCTION shardmap._token_sql(md5_sql text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('(''x'' OPERATOR(pg_catalog.||) pg_catalog.right(%s, 8))::pg_catalog.bit(32)::pg_catalog.int8', md5_sql)
+    -- No cast of text to bits: postgres_fdw would not send that to a shard.
+    SELECT format('pg_catalog.int8(pg_catalog.bit_in(pg_catalog.textout(pg_catalog.textcat(''x'', pg_catalog.right(%s, 8))), 0, 32))', md5_sql)
 $$;
 COMMENT ON FUNCTION shardmap._token_sql(text) IS 'SQL of the token that belongs to a key''s MD5';
 

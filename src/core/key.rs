@@ -50,18 +50,20 @@ impl KeyKind {
 
     /// Returns the SQL expression of the canonical text of `column_sql`, of built-ins only, under any `search_path`.
     ///
+    /// Calls of immutable functions instead of casts through text: postgres_fdw sends the former to shards, not the latter.
     /// `column_sql`: SQL of an expression of this kind's type, already quoted; it is put in parentheses.
     #[must_use]
     pub fn sql(self, column_sql: &str) -> String {
+        // EXTRACT is syntax for pg_catalog.extract; it returns numeric since Postgres 14.
+        let number = |sql: &str| format!("pg_catalog.textin(pg_catalog.numeric_out(pg_catalog.trim_scale({sql})))");
         match self {
-            Self::Integer | Self::Text | Self::Bpchar | Self::Uuid => {
-                format!("({column_sql})::pg_catalog.text")
-            }
-            Self::Numeric => format!("pg_catalog.trim_scale({column_sql})::pg_catalog.text"),
-            // EXTRACT is syntax for pg_catalog.extract; it returns numeric since Postgres 14.
-            Self::Date | Self::Timestamp | Self::Timestamptz => {
-                format!("pg_catalog.trim_scale(EXTRACT(epoch FROM ({column_sql})))::pg_catalog.text")
-            }
+            Self::Integer => format!("pg_catalog.textin(pg_catalog.int8out({column_sql}))"),
+            Self::Text | Self::Bpchar => format!("({column_sql})::pg_catalog.text"),
+            Self::Uuid => format!("pg_catalog.textin(pg_catalog.uuid_out({column_sql}))"),
+            Self::Numeric => number(column_sql),
+            Self::Date | Self::Timestamp => number(&format!("EXTRACT(epoch FROM ({column_sql}))")),
+            // The same number as without a time zone in UTC, but that is immutable.
+            Self::Timestamptz => number(&format!("EXTRACT(epoch FROM pg_catalog.timezone('UTC', {column_sql}))")),
             Self::Bytea => format!("pg_catalog.encode(({column_sql}), 'hex')"),
         }
     }
@@ -282,7 +284,8 @@ mod tests {
 
     #[test]
     fn sql_names_pg_catalog_only() {
-        assert_eq!(KeyKind::Integer.sql("k"), "(k)::pg_catalog.text");
+        assert_eq!(KeyKind::Integer.sql("k"), "pg_catalog.textin(pg_catalog.int8out(k))");
+        assert_eq!(KeyKind::Text.sql("k"), "(k)::pg_catalog.text");
         assert_eq!(KeyKind::Bytea.sql("k"), "pg_catalog.encode((k), 'hex')");
         for kind in KeyKind::ALL {
             assert!(kind.sql("\"k\"").contains("pg_catalog."), "{kind:?}");

@@ -139,7 +139,7 @@ pub fn load(tables: &Tables) -> Catalog {
         for (shard, relid) in &table.partitions {
             let key = attribute_number(*relid, &table.key_column);
             let hidden = hidden.get(&(table.relid, table.keyspace.shard_name(*shard)));
-            let hidden = hidden.map_or_else(Rc::default, |keys| keys.clone().into());
+            let hidden = hidden.map_or_else(Rc::default, |conditions| conditions.clone().into());
             catalog.partitions.insert(*relid, Partition { table: Rc::clone(&table), shard: *shard, key, hidden });
         }
         catalog.tables.insert(table.relid, table);
@@ -269,12 +269,13 @@ fn logical_table(row: &Row<'_>, keyspaces: &HashMap<String, Rc<Keyspace>>) -> Op
     })
 }
 
-/// The keys that a logical table's shard hides, by both.
+/// The conditions on the rows that a logical table's shard hides, by both.
 fn hidden_rows(relid: pg_sys::Oid) -> HashMap<(pg_sys::Oid, String), Vec<String>> {
     let mut hidden: HashMap<_, Vec<String>> = HashMap::new();
     scan::rows(relid, |row| {
-        if let (Some(relation), Some(shard), Some(key)) = (row.oid("relation"), row.text("shard"), row.text("key")) {
-            hidden.entry((relation, shard)).or_default().push(key);
+        let (relation, shard, condition) = (row.oid("relation"), row.text("shard"), row.text("condition"));
+        if let (Some(relation), Some(shard), Some(condition)) = (relation, shard, condition) {
+            hidden.entry((relation, shard)).or_default().push(condition);
         }
     });
     hidden

@@ -102,7 +102,7 @@ pub struct Partition {
     pub shard: ShardNumber,
     /// The key column in the foreign table itself.
     pub key: pg_sys::AttrNumber,
-    /// Keys whose rows are not the shard's, though it has some.
+    /// Conditions on rows that are not the shard's, though it has some.
     pub hidden: Rc<[String]>,
 }
 
