@@ -94,7 +94,9 @@ def test_waits_for_a_replica_that_lags(replicated, keys, shard):
 
 def test_an_unknown_lag_is_waited_for_and_then_told(replicated, keys):
     conn, key, number = keys
-    conn.execute("CREATE OR REPLACE FUNCTION shardmap._unknown_lag_limit() RETURNS float8 LANGUAGE sql AS 'SELECT 3::float8'")
+    def limit(seconds):
+        conn.execute(f"CREATE OR REPLACE FUNCTION shardmap._unknown_lag_limit() RETURNS float8 LANGUAGE sql AS 'SELECT {seconds}::float8'")
+    limit(3600)
     server = replicated.replica_server(1)
     server.stop()
     try:
@@ -104,6 +106,8 @@ def test_an_unknown_lag_is_waited_for_and_then_told(replicated, keys):
             running = pool.submit(run, runner, number)
             said = wait_for(lambda: conn.execute(ASK, (number,)).fetchone()[2])
             assert re.match('waits: the lag of replica "shard-1-replica-0" of shard "shard-1" is unknown', said)
+            assert conn.execute(ASK, (number,)).fetchone()[1] == 0
+            limit(1)
             wait_for(lambda: conn.execute(ASK, (number,)).fetchone()[1] > 0)
             conn.execute("SELECT shardmap.pause_move(%s)", (number,))
             running.result()
@@ -111,6 +115,6 @@ def test_an_unknown_lag_is_waited_for_and_then_told(replicated, keys):
         assert said.startswith('WARNING: goes on although the lag of replica "shard-1-replica-0"')
     finally:
         server.start()
-        conn.execute("CREATE OR REPLACE FUNCTION shardmap._unknown_lag_limit() RETURNS float8 LANGUAGE sql AS 'SELECT 60::float8'")
+        limit(60)
     conn.execute("SELECT shardmap.resume_move(%s)", (number,))
     run(conn, number)
