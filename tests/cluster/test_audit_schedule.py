@@ -78,7 +78,7 @@ def test_a_misplaced_row_becomes_an_alert_and_ceases_to_be_one(cluster, conn):
         assert alert[3] == 'audit of keyspace "main" has found "misplaced" in table public.t, owned by shard "shard-0"'
         cluster.shard_psql(1, f"DELETE FROM t WHERE id = -1")
         eventually(lambda: conn.execute(ALERTS).fetchall(), lambda found: not found)
-        news = [json.loads(note.payload) for note in listener.notifies(timeout=5, stop_after=2)]
+        news = [json.loads(note.payload) for note in listener.notifies(timeout=60, stop_after=2)]
     assert [(each["was"]["alert"], each["alert"], each["kind"], each["shard"]) for each in news] == [
         ("ok", "page", "misplaced", "shard-1"), ("page", "ok", "misplaced", "shard-1")]
     state, seen = conn.execute("SELECT state, seen FROM shardmap.audit_findings WHERE kind = 'misplaced'").fetchone()

@@ -47,7 +47,7 @@ def play_one(cluster, scenario, seed):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(LONG, reason="all of them are played at length")
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each.short], ids=lambda each: each.name)
 def test_nothing_is_lost_doubled_or_left(cluster, scenario):
@@ -76,7 +76,7 @@ def test_at_length(cluster):
     assert not any(row.findings for row in rows), "\n".join(f"{row.scenario}: {each}" for row in rows for each in row.findings[:10])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("fault", FAULTS, ids=[each.name for each in FAULTS])
 def test_a_fault_is_found(cluster, fault):
     scenario = Scenario(fault.name, hot_key, through([fault.point], fault))
