@@ -6,7 +6,7 @@
 -- Read audit.sql next.
 
 CREATE FUNCTION shardmap._foreign_rows(relation regclass, primary_key text[], shard text, entries integer[], max_rows integer,
-    transactional boolean DEFAULT false)
+    transactional boolean DEFAULT false, scope text DEFAULT 'true')
 RETURNS TABLE (entry integer, key text, row_id text, owner text, finding text, detail text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -15,7 +15,7 @@ DECLARE
     here record;
     there jsonb; -- by owner: what it has of these rows, or a text: why that is not known
 BEGIN
-    SELECT a.* INTO here FROM shardmap._ask_shards(ARRAY[shard], shardmap._digest_sql(relation, primary_key, 'true', entry_sql,
+    SELECT a.* INTO here FROM shardmap._ask_shards(ARRAY[shard], shardmap._digest_sql(relation, primary_key, scope, entry_sql,
         format('s.bucket = ANY (%L::integer[])', entries), max_rows), transactional) a;
     PERFORM shardmap._check_answer(relation, here.shard, here.error);
     SELECT jsonb_object_agg(a.shard, coalesce((SELECT jsonb_object_agg(e ->> 1, e ->> 2) FROM jsonb_array_elements(a.answer::jsonb) e),
@@ -36,10 +36,10 @@ BEGIN
         LEFT JOIN shardmap._map_entries(keyspace) m ON m.entry = (e ->> 3)::integer;
 END
 $$;
-COMMENT ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer, boolean) IS
+COMMENT ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer, boolean, text) IS
     'rows of entries of the map that a shard has without owning them, each with what its owner has of it';
-REVOKE ALL ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer, boolean) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer, boolean) TO shardmap_admin;
+REVOKE ALL ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer, boolean, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._foreign_rows(regclass, text[], text, integer[], integer, boolean, text) TO shardmap_admin;
 
 -- The shards' answers to whether and under which primary key they have the table; what could not be read has an error.
 CREATE FUNCTION shardmap._readable_shards(relation regclass, shards text[]) RETURNS TABLE (shard text, primary_key text[], error text)
@@ -53,6 +53,22 @@ $$;
 COMMENT ON FUNCTION shardmap._readable_shards(regclass, text[]) IS 'shards with the primary key of a logical table''s table there, or why it cannot be read';
 REVOKE ALL ON FUNCTION shardmap._readable_shards(regclass, text[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._readable_shards(regclass, text[]) TO shardmap_admin;
+
+-- `answer`: a shard's to _summary_sql() by entry of the map. NULL: all is NULL.
+CREATE FUNCTION shardmap._sum_entries(keyspace text, shard text, answer text)
+RETURNS TABLE (rows bigint, misplaced bigint, checksum numeric, foreign_entries integer[])
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN $3 IS NOT NULL THEN coalesce(sum((b ->> 1)::bigint), 0)::bigint END,
+        CASE WHEN $3 IS NOT NULL THEN coalesce(sum((b ->> 1)::bigint) FILTER (WHERE f.is_foreign), 0)::bigint END,
+        CASE WHEN $3 IS NOT NULL THEN coalesce(sum((b ->> 2)::numeric), 0) END,
+        coalesce(array_agg((b ->> 0)::integer) FILTER (WHERE f.is_foreign), '{}')
+      FROM jsonb_array_elements($3::jsonb) b
+      LEFT JOIN shardmap._map_entries($1) e ON e.entry = (b ->> 0)::integer
+     CROSS JOIN LATERAL (SELECT e.kind <> 'moving' AND e.owner IS DISTINCT FROM $2 AS is_foreign) f
+$$;
+COMMENT ON FUNCTION shardmap._sum_entries(text, text, text) IS 'rows of a shard, those that it does not own, checksum, and the entries of the map that these belong to';
+REVOKE ALL ON FUNCTION shardmap._sum_entries(text, text, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._sum_entries(text, text, text) TO shardmap_admin;
 
 CREATE FUNCTION shardmap.verify(relation regclass, max_rows integer DEFAULT 100)
 RETURNS TABLE (shard text, finding text, rows bigint, misplaced bigint, checksum numeric, key text, row_id text, owner text, detail text)
@@ -88,15 +104,9 @@ BEGIN
         ORDER BY 1
     LOOP
         shard := answer.shard;
-        SELECT CASE WHEN answer.answer IS NULL THEN 'unknown' WHEN bool_or(f.is_foreign) THEN 'misplaced' ELSE 'clean' END,
-            CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 1)::bigint), 0) END,
-            CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 1)::bigint) FILTER (WHERE f.is_foreign), 0) END,
-            CASE WHEN answer.answer IS NOT NULL THEN coalesce(sum((b ->> 2)::numeric), 0) END, answer.error,
-            coalesce(array_agg((b ->> 0)::integer) FILTER (WHERE f.is_foreign), '{}')
-          INTO finding, rows, misplaced, checksum, detail, entries
-          FROM jsonb_array_elements(answer.answer::jsonb) b
-          LEFT JOIN shardmap._map_entries(space.name) e ON e.entry = (b ->> 0)::integer
-         CROSS JOIN LATERAL (SELECT e.kind <> 'moving' AND e.owner IS DISTINCT FROM answer.shard AS is_foreign) f;
+        SELECT CASE WHEN answer.answer IS NULL THEN 'unknown' WHEN f.misplaced > 0 THEN 'misplaced' ELSE 'clean' END, f.rows, f.misplaced, f.checksum,
+            answer.error, f.foreign_entries
+          INTO finding, rows, misplaced, checksum, detail, entries FROM shardmap._sum_entries(space.name, answer.shard, answer.answer) f;
         key := NULL;
         row_id := NULL;
         owner := NULL;
