@@ -2,7 +2,8 @@
 --
 -- Decides what a move is, and which rows are hidden meanwhile. What always holds: rows of a key are shown by one shard
 -- only; no key belongs to two moves under way; while one is, tables and shards of its keyspace stay as they are. All of
--- it is readable by all. Changed by the functions of moves_plan.sql and moves_steps.sql only. Read move_parts.sql next.
+-- it is readable by all, but for primary keys of rows. Changed by the functions of moves_plan.sql and moves_steps.sql only. Read
+-- move_parts.sql next.
 
 CREATE SEQUENCE shardmap.move_id_seq;
 COMMENT ON SEQUENCE shardmap.move_id_seq IS 'numbers of moves';
@@ -37,12 +38,14 @@ CREATE TABLE shardmap.move (
         CONSTRAINT move_state_known CHECK (state IN ('planned', 'prechecked', 'copying', 'catching_up', 'verifying', 'fencing',
             'flipped', 'cleaning', 'done', 'rolling_back', 'rolled_back')),
     wish text
-        CONSTRAINT move_wish_known CHECK (wish IN ('pause', 'cancel')),
+        CONSTRAINT move_wish_known CHECK (wish IN ('pause', 'cancel', 'rollback')),
     snapshot text,
     applied_at timestamptz,
     verified boolean NOT NULL DEFAULT false,
     resumed boolean NOT NULL DEFAULT false,
     fires boolean NOT NULL DEFAULT false,
+    logs_back boolean NOT NULL DEFAULT false,
+    reversed boolean NOT NULL DEFAULT false,
     planned_by text COLLATE pg_catalog."C" NOT NULL DEFAULT shardmap._outer_role(),
     readers text[],
     created_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
@@ -82,12 +85,14 @@ COMMENT ON COLUMN shardmap.move.except_keys IS 'keys in between that are pinned,
 COMMENT ON COLUMN shardmap.move.source IS 'shard that the rows leave';
 COMMENT ON COLUMN shardmap.move.target IS 'shard that they go to';
 COMMENT ON COLUMN shardmap.move.state IS 'planned, prechecked, copying, catching_up, verifying, fencing, flipped, cleaning, done; or rolling_back, rolled_back';
-COMMENT ON COLUMN shardmap.move.wish IS 'what an administrator has asked for since: pause or cancel';
+COMMENT ON COLUMN shardmap.move.wish IS 'what an administrator has asked for since: pause, cancel or rollback';
 COMMENT ON COLUMN shardmap.move.snapshot IS 'snapshot of the source up to which changes are applied on the target';
 COMMENT ON COLUMN shardmap.move.applied_at IS 'when that was';
 COMMENT ON COLUMN shardmap.move.verified IS 'both sides were compared in full, and were equal';
 COMMENT ON COLUMN shardmap.move.resumed IS 'a run has taken it up: what was copied beyond the watermarks is to be dropped first';
 COMMENT ON COLUMN shardmap.move.fires IS 'the shards'' tables have triggers or foreign keys, past which the rows are written';
+COMMENT ON COLUMN shardmap.move.logs_back IS 'changes on the target are logged, for the way back';
+COMMENT ON COLUMN shardmap.move.reversed IS 'it is on its way back: each of its shards in the other''s place';
 COMMENT ON COLUMN shardmap.move.planned_by IS 'role that planned it: workers run it as this one';
 COMMENT ON COLUMN shardmap.move.readers IS 'transactions that may still read by the map before';
 COMMENT ON COLUMN shardmap.move.created_at IS 'when it was planned';
@@ -159,20 +164,25 @@ COMMENT ON COLUMN shardmap.move_run.attempts IS 'workers in a row that were star
 COMMENT ON COLUMN shardmap.move_run.place IS 'how far the move had come when the last worker was started';
 COMMENT ON COLUMN shardmap.move_run.next_attempt IS 'no worker is started before';
 
-GRANT SELECT ON shardmap.move, shardmap.move_table, shardmap.hidden_rows, shardmap.move_run TO PUBLIC;
+GRANT SELECT ON shardmap.move, shardmap.hidden_rows, shardmap.move_run TO PUBLIC;
+GRANT SELECT ON shardmap.move_table TO shardmap_admin; -- watermarks are values of rows
 
 SELECT pg_catalog.pg_extension_config_dump('shardmap.move_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.move', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.move_table', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.hidden_rows', '');
 
-CREATE FUNCTION shardmap._next_move_state(state text, event text) RETURNS text
+CREATE FUNCTION shardmap._next_move_state(state text, event text, reversed boolean) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'next_move_state_wrapper';
-COMMENT ON FUNCTION shardmap._next_move_state(text, text) IS 'state of a move after an event; an error if the event does not belong to the state';
+COMMENT ON FUNCTION shardmap._next_move_state(text, text, boolean) IS 'state of a move, on its way back or not, after an event; an error if the event does not belong to the state';
 
-CREATE FUNCTION shardmap._can_cancel_move(state text) RETURNS boolean
+CREATE FUNCTION shardmap._is_move_reversed(state text, event text, reversed boolean) RETURNS boolean
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'is_move_reversed_wrapper';
+COMMENT ON FUNCTION shardmap._is_move_reversed(text, text, boolean) IS 'whether a move is on its way back after an event';
+
+CREATE FUNCTION shardmap._can_cancel_move(state text, reversed boolean) RETURNS boolean
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'can_cancel_move_wrapper';
-COMMENT ON FUNCTION shardmap._can_cancel_move(text) IS 'whether a move in this state can be given up: the map does not name its target yet';
+COMMENT ON FUNCTION shardmap._can_cancel_move(text, boolean) IS 'whether a move in this state can be given up, or its way back: the map has not changed yet';
 
 CREATE FUNCTION shardmap._move_needs_snapshot(state text) RETURNS boolean
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'move_needs_snapshot_wrapper';
@@ -227,13 +237,13 @@ $$;
 COMMENT ON FUNCTION shardmap._remaining(shardmap.move) IS 'time until all rows are copied, if it goes on as it did';
 
 CREATE VIEW shardmap.moves AS
-    SELECT m.id, m.keyspace, m.kind, shardmap._part_text(m) AS part, m.key, m.source, m.target, m.state, m.wish,
+    SELECT m.id, m.keyspace, m.kind, shardmap._part_text(m) AS part, m.key, m.source, m.target, m.state, m.reversed, m.wish,
         CASE WHEN m.rows_planned = 0 THEN CASE WHEN m.state IN ('planned', 'prechecked') THEN 0 ELSE 1 END
             ELSE least(m.rows_copied::double precision / m.rows_planned, 1) END AS progress,
         m.rows_planned, m.rows_copied, m.bytes_planned, m.bytes_copied, m.rows_recopied, m.rows_deleted,
         m.rows_copied / nullif(EXTRACT(epoch FROM coalesce(m.flipped_at, m.finished_at, pg_catalog.clock_timestamp())
             - m.started_at), 0)::double precision AS rows_per_second,
-        c.relation AS copying, c.watermark,
+        c.relation AS copying, CASE WHEN pg_catalog.pg_has_role('shardmap_admin', 'USAGE') THEN c.watermark END AS watermark,
         m.changes, m.last_changes, m.fences, m.pause, m.map_version, m.created_at, m.started_at, m.flipped_at, m.finished_at,
         m.last_error,
         CASE WHEN m.state IN ('copying', 'catching_up', 'verifying', 'fencing') THEN pg_catalog.clock_timestamp() - m.applied_at END AS change_lag,
@@ -252,7 +262,8 @@ COMMENT ON COLUMN shardmap.moves.key IS 'canonical text of the key whose rows mo
 COMMENT ON COLUMN shardmap.moves.source IS 'shard that the rows leave';
 COMMENT ON COLUMN shardmap.moves.target IS 'shard that they go to';
 COMMENT ON COLUMN shardmap.moves.state IS 'planned, prechecked, copying, catching_up, verifying, fencing, flipped, cleaning, done; or rolling_back, rolled_back';
-COMMENT ON COLUMN shardmap.moves.wish IS 'what an administrator has asked for since: pause or cancel';
+COMMENT ON COLUMN shardmap.moves.reversed IS 'it is on its way back, from target to source';
+COMMENT ON COLUMN shardmap.moves.wish IS 'what an administrator has asked for since: pause, cancel or rollback';
 COMMENT ON COLUMN shardmap.moves.progress IS 'part of the planned rows that was copied, 0 to 1';
 COMMENT ON COLUMN shardmap.moves.rows_planned IS 'rows to move, counted when it was planned';
 COMMENT ON COLUMN shardmap.moves.rows_copied IS 'rows copied, without changes';
@@ -262,7 +273,7 @@ COMMENT ON COLUMN shardmap.moves.rows_recopied IS 'rows that had been copied bef
 COMMENT ON COLUMN shardmap.moves.rows_deleted IS 'rows deleted on the shard that does not own them any more';
 COMMENT ON COLUMN shardmap.moves.rows_per_second IS 'rows copied by time since it was first run';
 COMMENT ON COLUMN shardmap.moves.copying IS 'table that is being copied';
-COMMENT ON COLUMN shardmap.moves.watermark IS 'primary key of the last row of it that was copied';
+COMMENT ON COLUMN shardmap.moves.watermark IS 'primary key of the last row of it that was copied; for administrators';
 COMMENT ON COLUMN shardmap.moves.changes IS 'rows that had changed since and were copied anew';
 COMMENT ON COLUMN shardmap.moves.last_changes IS 'of them in the last round: how far the target is behind';
 COMMENT ON COLUMN shardmap.moves.fences IS 'how often writers were held off';
@@ -293,11 +304,13 @@ BEGIN
         new.applied_at := now();
     END IF;
     IF event IS NOT NULL THEN
-        new.state := shardmap._next_move_state(old.state, event);
-        RAISE NOTICE 'move % is %', id, replace(new.state, '_', ' ');
+        new.state := shardmap._next_move_state(old.state, event, old.reversed);
+        new.reversed := shardmap._is_move_reversed(old.state, event, old.reversed);
+        RAISE NOTICE 'move % is %', id, replace(new.state, '_', ' ') ||
+            CASE WHEN new.reversed AND new.state NOT IN ('rolling_back', 'rolled_back') THEN ', on its way back' ELSE '' END;
     END IF;
     UPDATE shardmap.move m SET state = new.state, wish = new.wish, snapshot = new.snapshot, applied_at = new.applied_at, verified = new.verified,
-            resumed = new.resumed, fires = new.fires, readers = new.readers, started_at = new.started_at, flipped_at = new.flipped_at,
+            resumed = new.resumed, fires = new.fires, logs_back = new.logs_back, reversed = new.reversed, readers = new.readers, started_at = new.started_at, flipped_at = new.flipped_at,
             finished_at = new.finished_at, rows_planned = new.rows_planned, bytes_planned = new.bytes_planned,
             rows_copied = new.rows_copied, bytes_copied = new.bytes_copied, rows_recopied = new.rows_recopied,
             rows_deleted = new.rows_deleted, changes = new.changes, last_changes = new.last_changes, fences = new.fences,

@@ -300,17 +300,19 @@ GRANT EXECUTE ON FUNCTION shardmap.move_key(text, text, text, boolean), shardmap
 CREATE FUNCTION shardmap._wish_for_move(id bigint, wish text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    state text;
+    job shardmap.move;
 BEGIN
     PERFORM shardmap._find_move(id);
-    state := (shardmap._update_move(id, jsonb_build_object('wish', wish))).state;
+    job := shardmap._update_move(id, jsonb_build_object('wish', wish));
     IF wish = 'cancel' THEN
-        PERFORM shardmap._next_move_state(state, 'cancel'); -- an error if it is too late
+        PERFORM shardmap._next_move_state(job.state, 'cancel', job.reversed); -- an error if it is too late
+    ELSIF wish = 'rollback' THEN
+        PERFORM shardmap._next_move_state(job.state, 'reverse', job.reversed);
     END IF;
     IF wish IS DISTINCT FROM 'pause' THEN
         PERFORM shardmap._want_worker(id, false);
     END IF;
-    RETURN state;
+    RETURN job.state;
 END
 $$;
 COMMENT ON FUNCTION shardmap._wish_for_move(bigint, text) IS 'notes what is to become of a move; returns its state';
@@ -325,6 +327,6 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT shardmap._wish_f
 COMMENT ON FUNCTION shardmap.resume_move(bigint) IS 'lets a paused move be run again; returns its state';
 CREATE FUNCTION shardmap.cancel_move(id bigint) RETURNS text
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT shardmap._wish_for_move(id, 'cancel') $$;
-COMMENT ON FUNCTION shardmap.cancel_move(bigint) IS 'gives up a move whose target does not own the rows yet: shardmap.run_move then takes back what it has done; returns its state';
+COMMENT ON FUNCTION shardmap.cancel_move(bigint) IS 'gives up a move whose target does not own the rows yet: shardmap.run_move then takes back what it has done; or lets a move that is on its way back go forward; returns its state';
 REVOKE ALL ON FUNCTION shardmap.pause_move(bigint), shardmap.resume_move(bigint), shardmap.cancel_move(bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap.pause_move(bigint), shardmap.resume_move(bigint), shardmap.cancel_move(bigint) TO shardmap_admin;

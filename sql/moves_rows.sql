@@ -8,6 +8,11 @@
 
 CREATE FUNCTION shardmap._move_schema(id bigint) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$ SELECT 'shardmap_move_' || id $$;
+CREATE FUNCTION shardmap._move_schema(job shardmap.move) RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT shardmap._move_schema(job.id) || CASE WHEN job.reversed THEN '_back' ELSE '' END
+$$;
+COMMENT ON FUNCTION shardmap._move_schema(shardmap.move) IS 'the one that it uses now: the way back has its own';
 COMMENT ON FUNCTION shardmap._move_schema(bigint) IS 'schema of a move''s own tables on its shards';
 
 CREATE FUNCTION shardmap._name_list(names text[], prefix text DEFAULT '') RETURNS text
@@ -35,7 +40,7 @@ COMMENT ON FUNCTION shardmap._beyond(shardmap.move_table, text) IS 'condition, f
 CREATE FUNCTION shardmap._install_log(job shardmap.move) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    schema text := shardmap._move_schema(job.id);
+    schema text := shardmap._move_schema(job);
     moved shardmap.move_table;
     log text;
     source text := format('DROP SCHEMA IF EXISTS %I CASCADE; CREATE SCHEMA %1$I', schema);
@@ -83,12 +88,16 @@ GRANT EXECUTE ON FUNCTION shardmap._install_log(shardmap.move) TO shardmap_admin
 CREATE FUNCTION shardmap._remove_log(job shardmap.move) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    schema text := shardmap._move_schema(job.id);
     shard text;
+    found text;
 BEGIN
     FOREACH shard IN ARRAY ARRAY[job.source, job.target] LOOP
-        IF EXISTS (SELECT FROM shardmap.remote_rows(shard, format('SELECT n.nspname::text AS name FROM pg_catalog.pg_namespace n WHERE n.nspname = %L', schema))) THEN
-            PERFORM shardmap.remote_execute(shard, format('SET LOCAL client_min_messages = error; DROP SCHEMA %I CASCADE', schema));
+        SELECT r[1] INTO found FROM shardmap.remote_rows(shard, format(
+            'SELECT pg_catalog.string_agg(pg_catalog.quote_ident(n.nspname), '', '')::text AS names FROM pg_catalog.pg_namespace n WHERE n.nspname IN (%L, %L)',
+            shardmap._move_schema(job.id), shardmap._move_schema(job.id) || '_back')) r;
+        IF found IS NOT NULL THEN
+            -- At once on each: a statement over all shards may hold a lock on the other one.
+            PERFORM shardmap.remote_execute(shard, format('SET LOCAL client_min_messages = error; DROP SCHEMA %s CASCADE', found), false);
         END IF;
     END LOOP;
 END
@@ -175,7 +184,7 @@ BEGIN
     FOR moved IN
         SELECT t.* FROM shardmap.move_table t WHERE t.move = job.id AND (t.copied OR t.watermark IS NOT NULL) ORDER BY t.position
     LOOP
-        log := format('%I.changes_%s', shardmap._move_schema(job.id), moved.position);
+        log := format('%I.changes_%s', shardmap._move_schema(job), moved.position);
         keys := shardmap._name_list(moved.key_columns);
         name := shardmap._shard_table(moved.relation);
         changed := format('(%s) IN (SELECT %s FROM %s c WHERE %s)', shardmap._name_list(moved.key_columns, 't.'),
@@ -211,7 +220,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF job.snapshot IS NOT NULL THEN
         PERFORM shardmap.remote_execute(job.source, (
-            SELECT string_agg(format('DELETE FROM %I.changes_%s c WHERE NOT (%s)', shardmap._move_schema(job.id), t.position, shardmap._unseen(job)), '; ')
+            SELECT string_agg(format('DELETE FROM %I.changes_%s c WHERE NOT (%s)', shardmap._move_schema(job), t.position, shardmap._unseen(job)), '; ')
               FROM shardmap.move_table t WHERE t.move = job.id), false);
     END IF;
 END

@@ -192,7 +192,8 @@ DECLARE
     job shardmap.move;
 BEGIN
     SELECT m.* INTO STRICT job FROM shardmap.move m WHERE m.id = $1;
-    PERFORM shardmap._next_move_state(job.state, 'flip');
+    job := shardmap._directed(job);
+    PERFORM shardmap._next_move_state(job.state, 'flip', job.reversed);
     PERFORM shardmap._lock_keyspace(job.keyspace);
     PERFORM shardmap._check_source(job);
     PERFORM shardmap._give_part(job, job.target);
@@ -216,11 +217,13 @@ DECLARE
 BEGIN
     SELECT sum(r[1]::bigint) INTO backlog FROM shardmap.remote_rows(job.source, (
         SELECT string_agg(format('SELECT pg_catalog.count(*)::pg_catalog.text FROM (SELECT FROM %I.changes_%s c WHERE %s LIMIT %s) x',
-            shardmap._move_schema(job.id), t.position, shardmap._unseen(job), shardmap._few_changes() + 1), ' UNION ALL ')
+            shardmap._move_schema(job), t.position, shardmap._unseen(job), shardmap._few_changes() + 1), ' UNION ALL ')
           FROM shardmap.move_table t WHERE t.move = job.id)) r;
     IF backlog > shardmap._few_changes() THEN
         PERFORM shardmap._update_move(job.id, '{}', 'fell_behind');
         RETURN 'snapshot';
+    ELSIF NOT job.logs_back THEN
+        RETURN shardmap._prepare_back(job);
     END IF;
     BEGIN
         PERFORM shardmap._limit_locks();
@@ -235,7 +238,7 @@ BEGIN
         IF pause > limits THEN
             RAISE EXCEPTION 'move % held off writers for %, longer than shardmap.fence_timeout', job.id, pause USING ERRCODE = 'lock_not_available';
         END IF;
-        PERFORM shardmap._update_move(job.id, jsonb_build_object('flipped_at', clock_timestamp(), 'pause', pause, 'map_version', version,
+        PERFORM shardmap._update_move(job.id, jsonb_build_object('flipped_at', coalesce(job.flipped_at, clock_timestamp()), 'pause', pause, 'map_version', version, 'snapshot', NULL,
             'fences', job.fences + 1, 'readers', NULL, 'last_error', NULL, 'changes', job.changes + changed, 'last_changes', changed), 'flip');
         PERFORM shardmap._crash_here('move_flip');
         RETURN 'plain';
@@ -309,9 +312,13 @@ DECLARE
     has_snapshot constant boolean := current_setting('transaction_isolation') = 'repeatable read';
 BEGIN
     PERFORM shardmap._hold_move(id);
-    job := shardmap._update_move(id, '{}');
-    IF job.wish = 'cancel' AND shardmap._can_cancel_move(job.state) THEN
+    job := shardmap._directed(shardmap._update_move(id, '{}'));
+    IF job.wish = 'cancel' AND shardmap._can_cancel_move(job.state, job.reversed) THEN
         PERFORM shardmap._update_move(id, '{"wish": null, "readers": null}', 'cancel');
+        RETURN 'plain';
+    ELSIF job.wish = 'rollback' AND job.state = 'flipped' THEN
+        PERFORM shardmap._update_move(id, '{"wish": null, "readers": null, "verified": false, "last_error": null}', 'reverse');
+        PERFORM shardmap._crash_here('move_reversed');
         RETURN 'plain';
     ELSIF job.wish = 'pause' THEN
         RAISE NOTICE 'move % is paused', id USING HINT = format('Go on: SELECT shardmap.resume_move(%s); CALL shardmap.run_move(%1$s).', id);
@@ -337,7 +344,7 @@ BEGIN
         WHEN 'fencing' THEN RETURN shardmap._fence_and_flip(job);
         WHEN 'flipped' THEN RETURN shardmap._wait_to_clean(job);
         WHEN 'cleaning' THEN RETURN shardmap._clean(job, job.source);
-        WHEN 'rolling_back' THEN RETURN shardmap._clean(job, job.target);
+        WHEN 'rolling_back' THEN RETURN shardmap._clean_target(job);
         ELSE RETURN NULL;
     END CASE;
 END

@@ -25,7 +25,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (SELECT coalesce(array_agg(r[1]), '{}') FROM shardmap.remote_rows(job.source, format(
         'SELECT DISTINCT ROW(%s)::pg_catalog.text AS row_id FROM %I.changes_%s c', shardmap._name_list(moved.key_columns, 'c.'),
-        shardmap._move_schema(job.id), moved.position), false) r);
+        shardmap._move_schema(job), moved.position), false) r);
 EXCEPTION
     WHEN undefined_table OR invalid_schema_name THEN
         RAISE EXCEPTION 'move % has gone on while it was verified', job.id USING ERRCODE = 'serialization_failure', HINT = 'See shardmap.moves.';
@@ -84,7 +84,7 @@ CREATE FUNCTION shardmap.verify_move(id bigint, max_rows integer DEFAULT 100)
 RETURNS TABLE (relation regclass, finding text, key text, row_id text, source_rows bigint, target_rows bigint, detail text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    job shardmap.move := shardmap._find_move(id);
+    job shardmap.move := shardmap._directed(shardmap._find_move(id));
     was constant text := job.state;
     moved shardmap.move_table;
 BEGIN

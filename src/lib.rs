@@ -64,6 +64,7 @@ extension_sql_file!("../sql/moves_pace.sql", name = "moves_pace", requires = ["m
 extension_sql_file!("../sql/moves_run.sql", name = "moves_run", requires = ["moves_pace"]);
 extension_sql_file!("../sql/verification.sql", name = "verification", requires = ["moves_run"]);
 extension_sql_file!("../sql/verify_move.sql", name = "verify_move", requires = ["verification"]);
+extension_sql_file!("../sql/moves_back.sql", name = "moves_back", requires = ["verify_move"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

@@ -1,9 +1,11 @@
 //! A move: rows of one key or of many change their shard while they are read and written.
 //!
 //! Decides in which order the steps of a move come, and what may be broken off when. What always holds: until the flip
-//! the source owns the rows and those on the target are hidden; from the flip on it is the other way round, and there is
-//! no way back but another move; what is deleted was hidden before. Every state is durable, and its step can be taken
-//! again after a crash in the middle of it. Refuses, with [`Refused`], an event that does not belong to a state.
+//! the source owns the rows and those on the target are hidden; from the flip on it is the other way round; what is deleted
+//! was hidden before. Every state is durable, and its step can be taken again after a crash in the middle of it. Until the
+//! source's rows are being deleted, a flipped move can turn back: it is *reversed*, goes through the states from
+//! [`State::CatchingUp`] on a second time with the two shards in each other's place, and flips back. A reversed move can be
+//! turned forward again. Refuses, with [`Refused`], an event that does not belong to a state.
 //!
 //! The steps themselves are SQL on shards: read `sql/moves_steps.sql` next. `tests/reshard.rs` explores a small model.
 
@@ -57,8 +59,10 @@ pub enum Event {
     Released,
     /// All rows that were to be deleted are.
     Cleaned,
-    /// It is not wanted any more.
+    /// It is not wanted any more; if it is reversed, the way back is not.
     Cancel,
+    /// What has moved is wanted back.
+    Reverse,
 }
 
 /// An event that does not belong to a state.
@@ -68,6 +72,8 @@ pub struct Refused {
     pub state: State,
     /// What should have happened.
     pub event: Event,
+    /// Whether it is on its way back.
+    pub reversed: bool,
 }
 
 /// The one table of names: SQL stores them.
@@ -106,40 +112,53 @@ names! { State:
 names! { Event:
     Checked = "checked", Prepared = "prepared", Copied = "copied", CaughtUp = "caught_up", Verified = "verified",
     FellBehind = "fell_behind", Flip = "flip", Released = "released", Cleaned = "cleaned", Cancel = "cancel",
+    Reverse = "reverse",
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a move that is {} cannot take \"{}\"", self.state, self.event)
+        let back = if self.reversed { ", on its way back," } else { "" };
+        write!(f, "a move that is {}{back} cannot take \"{}\"", self.state, self.event)
     }
 }
 
 impl State {
-    /// The state after an event.
+    /// The state after an event, and whether the move is on its way back then.
     ///
     /// # Errors
     /// [`Refused`] (SQLSTATE 55000): the event does not belong to the state.
-    pub fn after(self, event: Event) -> Result<Self, Refused> {
-        Ok(match (self, event) {
+    pub fn after(self, event: Event, reversed: bool) -> Result<(Self, bool), Refused> {
+        let next = match (self, event) {
             (Self::Planned, Event::Checked) => Self::Prechecked,
             (Self::Prechecked, Event::Prepared) => Self::Copying,
             (Self::Copying, Event::Copied) | (Self::Fencing, Event::FellBehind) => Self::CatchingUp,
             (Self::CatchingUp, Event::CaughtUp) => Self::Verifying,
             // What was compared before the last changes need not be compared again: they are, under the fence.
             (Self::Verifying | Self::CatchingUp, Event::Verified) => Self::Fencing,
+            // Back at the source, the target's rows are what is to be deleted.
+            (Self::Fencing, Event::Flip) if reversed => Self::RollingBack,
             (Self::Fencing, Event::Flip) => Self::Flipped,
+            (Self::Flipped, Event::Reverse) => return Ok((Self::CatchingUp, true)),
+            (state, Event::Cancel) if state.can_turn_forward(reversed) => return Ok((Self::Flipped, false)),
             (Self::Flipped, Event::Released) => Self::Cleaning,
             (Self::Cleaning, Event::Cleaned) => Self::Done,
-            (state, Event::Cancel) if state.can_cancel() => Self::RollingBack,
+            (state, Event::Cancel) if state.can_cancel(reversed) => Self::RollingBack,
             (Self::RollingBack, Event::Cleaned) => Self::RolledBack,
-            (state, event) => return Err(Refused { state, event }),
-        })
+            (state, event) => return Err(Refused { state, event, reversed }),
+        };
+        Ok((next, reversed))
     }
 
     /// Whether it can be broken off: the map does not name the target yet.
     #[must_use]
-    pub fn can_cancel(self) -> bool {
-        self < Self::Flipped
+    pub fn can_cancel(self, reversed: bool) -> bool {
+        self < Self::Flipped && !reversed
+    }
+
+    /// Whether the map still names the target of a move on its way back, which then goes forward again.
+    #[must_use]
+    pub fn can_turn_forward(self, reversed: bool) -> bool {
+        self < Self::Flipped && reversed
     }
 
     /// Whether there is nothing left to do.
@@ -150,8 +169,8 @@ impl State {
 
     /// Whether the map names the target.
     #[must_use]
-    pub fn is_flipped(self) -> bool {
-        matches!(self, Self::Flipped | Self::Cleaning | Self::Done)
+    pub fn is_flipped(self, reversed: bool) -> bool {
+        matches!(self, Self::Flipped | Self::Cleaning | Self::Done) || self.can_turn_forward(reversed)
     }
 
     /// Whether its step needs one snapshot of the source for all that it reads.

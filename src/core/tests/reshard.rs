@@ -1,4 +1,4 @@
-//! Every interleaving of a move with writers, crashes and a cancel, over a model of two rows.
+//! Every interleaving of a move with writers, crashes, a cancel and a way back, over a model of two rows.
 //!
 //! The model holds what is durable: the state, the map, both shards' rows, what is hidden, the log of changes, and how far
 //! rows and changes were taken over. A step of the mover is several actions, each durable by itself, as the commits on
@@ -16,14 +16,24 @@ const ROWS: usize = 2;
 const WRITES: u8 = 3;
 /// Crashes in one history.
 const CRASHES: u8 = 2;
+/// Wishes in one history: to cancel, or to have back what has moved.
+const WISHES: u8 = 3;
 
 type Rows = [Option<u8>; ROWS];
 /// Takes a safeguard away.
 type Harm = fn(World) -> World;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Wish {
+    Cancel,
+    Back,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct World {
     state: State,
+    /// On its way back.
+    reversed: bool,
     /// The map names the target.
     flipped: bool,
     source: Rows,
@@ -34,6 +44,9 @@ struct World {
     logging: bool,
     /// Rows with changes that were not taken over.
     log: [bool; ROWS],
+    /// The same on the target, for the way back.
+    logging_back: bool,
+    log_back: [bool; ROWS],
     /// Rows below were copied.
     watermark: usize,
     fenced: bool,
@@ -43,11 +56,13 @@ struct World {
     truth: Rows,
     writes: u8,
     crashes: u8,
-    cancelled: bool,
+    wish: Option<Wish>,
+    wishes: u8,
 }
 
 const START: World = World {
     state: State::Planned,
+    reversed: false,
     flipped: false,
     source: [Some(0), Some(0)],
     target: [None; ROWS],
@@ -55,27 +70,39 @@ const START: World = World {
     hidden_on_target: false,
     logging: false,
     log: [false; ROWS],
+    logging_back: false,
+    log_back: [false; ROWS],
     watermark: 0,
     fenced: false,
     action: 0,
     truth: [Some(0), Some(0)],
     writes: 0,
     crashes: 0,
-    cancelled: false,
+    wish: None,
+    wishes: 0,
 };
 
 impl World {
     fn go(&mut self, event: Event) {
-        self.state = self.state.after(event).expect("the mover knows the order");
+        (self.state, self.reversed) = self.state.after(event, self.reversed).expect("the mover knows the order");
         self.action = 0;
     }
 
     /// The mover's next action.
     fn step(mut self) -> Option<Self> {
-        if self.cancelled && self.state.can_cancel() {
-            self.fenced = false;
-            self.go(Event::Cancel);
-            return Some(self);
+        match self.wish {
+            Some(Wish::Cancel) => {
+                self.wish = None;
+                self.fenced = false;
+                self.go(Event::Cancel);
+                return Some(self);
+            }
+            Some(Wish::Back) => {
+                self.wish = None;
+                self.go(Event::Reverse);
+                return Some(self);
+            }
+            None => {}
         }
         match (self.state, self.action) {
             (State::Planned, _) => self.go(Event::Checked),
@@ -106,28 +133,29 @@ impl World {
                 }
             }
             (State::CatchingUp, _) => self.apply(Event::CaughtUp),
-            (State::Verifying, _) if self.log == [false; ROWS] => {
+            (State::Verifying, _) if !self.has_changes() => {
                 assert_eq!(self.source, self.target, "found by the comparison");
                 self.go(Event::Verified);
             }
             (State::Verifying, _) => self.take_over(),
+            (State::Fencing, 0) if !self.logging_back => self.logging_back = true,
             (State::Fencing, 0) => {
                 self.fenced = true;
                 self.action = 1;
             }
-            (State::Fencing, 1) if self.log != [false; ROWS] => self.take_over(),
+            (State::Fencing, 1) if self.has_changes() => self.take_over(),
             (State::Fencing, 1) => self.action = 2,
             // One local transaction.
             (State::Fencing, _) => {
-                self.flipped = true;
-                self.hidden_on_target = false;
-                self.hidden_on_source = true;
+                self.flipped = !self.reversed;
+                self.hidden_on_target = self.reversed;
+                self.hidden_on_source = !self.reversed;
                 self.fenced = false;
                 self.go(Event::Flip);
             }
             (State::Flipped, _) => self.go(Event::Released),
             (State::Cleaning, 0) => {
-                self.logging = false;
+                (self.logging, self.logging_back) = (false, false);
                 self.action = 1;
             }
             (State::Cleaning, row @ 1..=2) => {
@@ -140,7 +168,7 @@ impl World {
                 self.go(Event::Cleaned);
             }
             (State::RollingBack, 0) => {
-                self.logging = false;
+                (self.logging, self.logging_back) = (false, false);
                 self.action = 1;
             }
             (State::RollingBack, row @ 1..=2) => {
@@ -157,20 +185,33 @@ impl World {
         Some(self)
     }
 
+    fn has_changes(&self) -> bool {
+        [self.log, self.log_back][usize::from(self.reversed)] != [false; ROWS]
+    }
+
     fn apply(&mut self, then: Event) {
-        match self.log == [false; ROWS] {
-            true => self.go(then),
-            false => self.take_over(),
+        match self.has_changes() {
+            false => self.go(then),
+            true => self.take_over(),
         }
     }
 
-    /// One change is written on the target; only then it is forgotten.
+    /// One change is written on the other shard; only then it is forgotten.
     fn take_over(&mut self) {
-        let row = self.log.iter().position(|changed| *changed).expect("there is one");
-        if self.target[row] == self.source[row] {
-            self.log[row] = false;
+        let (from, to, log) = match self.reversed {
+            false => (self.source, &mut self.target, &mut self.log),
+            true => (self.target, &mut self.source, &mut self.log_back),
+        };
+        let row = log.iter().position(|changed| *changed).expect("there is one");
+        if to[row] == from[row] {
+            log[row] = false;
         } else {
-            self.target[row] = self.source[row];
+            to[row] = from[row];
+            // The triggers of the other side see it as well.
+            match self.reversed {
+                false => self.log_back[row] |= self.logging_back,
+                true => self.log[row] |= self.logging,
+            }
         }
     }
 
@@ -183,6 +224,7 @@ impl World {
         self.truth[row] = value;
         if self.flipped {
             self.target[row] = value;
+            self.log_back[row] |= self.logging_back;
         } else {
             self.source[row] = value;
             self.log[row] |= self.logging;
@@ -201,8 +243,15 @@ impl World {
         Some(self)
     }
 
-    fn cancel(mut self) -> Option<Self> {
-        (!std::mem::replace(&mut self.cancelled, true)).then_some(self)
+    /// A wish is refused where it comes too late.
+    fn ask(mut self, wish: Wish) -> Option<Self> {
+        let event = if wish == Wish::Cancel { Event::Cancel } else { Event::Reverse };
+        if self.wishes == WISHES || self.wish.is_some() || self.state.after(event, self.reversed).is_err() {
+            return None;
+        }
+        self.wishes += 1;
+        self.wish = Some(wish);
+        Some(self)
     }
 
     /// The fence's time is over.
@@ -215,7 +264,10 @@ impl World {
 
     fn next(self) -> Vec<Self> {
         let writes = (0..ROWS).flat_map(|row| [self.write(row, None), self.write(row, Some(self.writes + 1))]);
-        writes.chain([self.step(), self.crash(), self.cancel(), self.lift()]).flatten().collect()
+        writes
+            .chain([self.step(), self.crash(), self.ask(Wish::Cancel), self.ask(Wish::Back), self.lift()])
+            .flatten()
+            .collect()
     }
 
     fn check(&self) {
@@ -229,12 +281,11 @@ impl World {
             .collect();
             assert_eq!(seen, self.truth[row].into_iter().collect::<Vec<_>>(), "row {row} of {self:?}");
         }
-        assert_eq!(self.flipped, self.state.is_flipped(), "one owner: {self:?}");
+        assert_eq!(self.flipped, self.state.is_flipped(self.reversed), "one owner: {self:?}");
+        let over = (self.hidden_on_source, self.hidden_on_target, self.logging, self.logging_back);
         match self.state {
-            State::Done => assert_eq!((self.source, self.hidden_on_source, self.logging), ([None; ROWS], false, false)),
-            State::RolledBack => {
-                assert_eq!((self.target, self.hidden_on_target, self.logging), ([None; ROWS], false, false));
-            }
+            State::Done => assert_eq!((self.source, over), ([None; ROWS], (false, false, false, false))),
+            State::RolledBack => assert_eq!((self.target, over), ([None; ROWS], (false, false, false, false))),
             _ => {}
         }
     }
@@ -251,14 +302,19 @@ fn readers_see_what_was_written_in_every_interleaving() {
     let ends = |end| seen.iter().filter(|world| world.state == end).count();
     assert!(ends(State::Done) > 0 && ends(State::RolledBack) > 0);
     assert!(State::ALL.iter().all(|state| ends(*state) > 0), "every state was visited");
+    let back = |end| seen.iter().filter(|world| world.state == end && world.reversed).count();
+    assert!(back(State::Fencing) > 0 && back(State::RolledBack) > 0, "and the way back");
+    let again = |world: &&World| world.state == State::Done && world.log_back != [false; ROWS];
+    assert!(seen.iter().filter(again).count() > 0, "and turned forward again");
 }
 
 /// With each safeguard taken away, the exploration finds the harm.
 #[test]
 fn the_model_notices_what_it_is_for() {
-    let harms: [(&str, Harm); 3] = [
+    let harms: [(&str, Harm); 4] = [
         ("the target's rows are not hidden", |world| World { hidden_on_target: false, ..world }),
         ("changes are not logged", |world| World { logging: false, ..world }),
+        ("changes after the flip are not logged", |world| World { log_back: [false; ROWS], ..world }),
         ("writers are not held off", |world| World { fenced: false, ..world }),
     ];
     for (name, harm) in harms {
@@ -276,7 +332,8 @@ fn the_model_notices_what_it_is_for() {
 
 #[test]
 fn events_belong_to_states() {
-    let taken = |state: State| Event::ALL.iter().filter(|event| state.after(**event).is_ok()).count();
+    let taken =
+        |state: State, reversed| Event::ALL.iter().filter(|event| state.after(**event, reversed).is_ok()).count();
     let table = [
         (State::Planned, 2),
         (State::Prechecked, 2),
@@ -284,7 +341,7 @@ fn events_belong_to_states() {
         (State::CatchingUp, 3),
         (State::Verifying, 2),
         (State::Fencing, 3),
-        (State::Flipped, 1),
+        (State::Flipped, 2),
         (State::Cleaning, 1),
         (State::Done, 0),
         (State::RollingBack, 1),
@@ -292,13 +349,22 @@ fn events_belong_to_states() {
     ];
     assert_eq!(table.len(), State::ALL.len());
     for (state, want) in table {
-        assert_eq!(taken(state), want, "{state}");
+        assert_eq!(taken(state, false), want, "{state}");
         assert_eq!(state.is_over(), want == 0, "{state}");
         assert_eq!(State::parse(state.as_str()), Some(state));
     }
-    let refused = Refused { state: State::Flipped, event: Event::Cancel };
-    assert_eq!(State::Flipped.after(Event::Cancel), Err(refused));
+    let refused = Refused { state: State::Flipped, event: Event::Cancel, reversed: false };
+    assert_eq!(State::Flipped.after(Event::Cancel, false), Err(refused));
     assert_eq!(refused.to_string(), "a move that is flipped cannot take \"cancel\"");
+    // The way back.
+    assert_eq!(State::Flipped.after(Event::Reverse, false), Ok((State::CatchingUp, true)));
+    assert_eq!(State::Fencing.after(Event::Flip, true), Ok((State::RollingBack, true)));
+    assert_eq!(State::Verifying.after(Event::Cancel, true), Ok((State::Flipped, false)));
+    for state in [State::Fencing, State::Cleaning, State::Done, State::RollingBack] {
+        assert!(state.after(Event::Reverse, false).is_err(), "{state}");
+    }
+    let refused = State::RollingBack.after(Event::Cancel, true).expect_err("too late");
+    assert_eq!(refused.to_string(), "a move that is rolling_back, on its way back, cannot take \"cancel\"");
     assert_eq!(State::parse("moving"), None);
     assert!(Event::ALL.iter().all(|event| Event::parse(event.as_str()) == Some(*event)));
 }

@@ -1,8 +1,8 @@
 //! Moves: what their SQL needs of Rust. The steps are in `sql/moves_steps.sql`, the order of states in the core.
 //!
 //! Crash points of a move, in their order: `move_hidden`, `move_logging`, `move_batch:N` (before the N-th batch of this
-//! session is committed), `move_copied`, `move_caught_up`, `move_verified`, `move_fenced`, `move_flip` (before it is
-//! committed), `move_flipped`, `move_cleaning:N`, `move_done`, `move_rollback`.
+//! session is committed), `move_copied`, `move_caught_up`, `move_verified`, `move_logging_back`, `move_fenced`,
+//! `move_flip` (before it is committed), `move_flipped`, `move_reversed`, `move_cleaning:N`, `move_done`, `move_rollback:N`.
 
 mod hold;
 pub mod launch;
@@ -36,10 +36,10 @@ fn state(name: &str) -> State {
     State::parse(name).unwrap_or_else(|| unknown().raise())
 }
 
-/// Whether a move in this state can be given up.
+/// Whether a move in this state can be given up, or its way back.
 #[pg_extern(sql = false)]
-fn can_cancel_move(name: &str) -> bool {
-    state(name).can_cancel()
+fn can_cancel_move(name: &str, reversed: bool) -> bool {
+    state(name).can_cancel(reversed) || state(name).can_turn_forward(reversed)
 }
 
 /// Whether the step of this state needs one snapshot of the source.
@@ -50,7 +50,17 @@ fn move_needs_snapshot(name: &str) -> bool {
 
 /// The state of a move after an event; an error if it does not belong to the state.
 #[pg_extern(sql = false)]
-fn next_move_state(state: &str, event: &str) -> &'static str {
+fn next_move_state(state: &str, event: &str, reversed: bool) -> &'static str {
+    after(state, event, reversed).0.as_str()
+}
+
+/// Whether a move is on its way back after an event; an error as above.
+#[pg_extern(sql = false)]
+fn is_move_reversed(state: &str, event: &str, reversed: bool) -> bool {
+    after(state, event, reversed).1
+}
+
+fn after(state: &str, event: &str, reversed: bool) -> (State, bool) {
     let (Some(from), Some(event)) = (State::parse(state), Event::parse(event)) else {
         Refusal::new(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
@@ -58,14 +68,13 @@ fn next_move_state(state: &str, event: &str) -> &'static str {
         )
         .raise()
     };
-    from.after(event).map_or_else(
-        |refused| {
-            Refusal::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, refused.to_string())
-                .hint("See shardmap.moves for its state.")
-                .raise()
-        },
-        State::as_str,
-    )
+    from.after(event, reversed).unwrap_or_else(|refused| {
+        let hint = match (from, event) {
+            (State::Flipped, Event::Cancel) => "shardmap.rollback_move() takes it back, until its source is cleaned.",
+            _ => "See shardmap.moves for its state.",
+        };
+        Refusal::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, refused.to_string()).hint(hint).raise()
+    })
 }
 
 /// Breaks at the crash point `name`, if `shardmap.crash_point` says so.
