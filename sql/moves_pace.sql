@@ -17,13 +17,13 @@ COMMENT ON FUNCTION shardmap._note_unknown_lag(text) IS 'notes what is to be sai
 CREATE FUNCTION shardmap._unknown_lag() RETURNS text
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'unknown_lag_wrapper';
 COMMENT ON FUNCTION shardmap._unknown_lag() IS 'what is to be said of a replica whose lag is unknown';
-CREATE FUNCTION shardmap._is_progress_due() RETURNS boolean
+CREATE FUNCTION shardmap._is_progress_due(state text) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'is_progress_due_wrapper';
-COMMENT ON FUNCTION shardmap._is_progress_due() IS 'whether progress is to be told: every few seconds';
+COMMENT ON FUNCTION shardmap._is_progress_due(text) IS 'whether progress in a state is to be told: every few seconds';
 REVOKE ALL ON FUNCTION shardmap._pace_rows(bigint), shardmap._pace_left(), shardmap._note_unknown_lag(text), shardmap._unknown_lag(),
-    shardmap._is_progress_due() FROM PUBLIC;
+    shardmap._is_progress_due(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._pace_rows(bigint), shardmap._pace_left(), shardmap._note_unknown_lag(text), shardmap._unknown_lag(),
-    shardmap._is_progress_due() TO shardmap_admin;
+    shardmap._is_progress_due(text) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._move_batch() RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -93,15 +93,14 @@ GRANT EXECUTE ON FUNCTION shardmap._wait_for_pace(shardmap.move) TO shardmap_adm
 CREATE FUNCTION shardmap._tell_progress(job shardmap.move) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT shardmap._is_progress_due() THEN
+    IF NOT shardmap._is_progress_due(job.state) THEN
         RETURN;
     ELSIF job.state = 'copying' THEN
         RAISE NOTICE 'move % has copied % of % rows (% %%), % to go%', job.id, job.rows_copied, job.rows_planned,
             floor(100 * least(job.rows_copied::numeric / nullif(job.rows_planned, 0), 1)), coalesce(shardmap._remaining(job)::text, 'unknown time'),
             coalesce(': ' || job.last_error, '');
-    ELSE
-        RAISE NOTICE 'move % is %: % changes applied, % rows deleted%', job.id, replace(job.state, '_', ' '), job.changes, job.rows_deleted,
-            coalesce(': ' || job.last_error, '');
+    ELSIF job.state IN ('cleaning', 'rolling_back') THEN
+        RAISE NOTICE 'move % has deleted % rows%', job.id, job.rows_deleted, coalesce(': ' || job.last_error, '');
     END IF;
 END
 $$;

@@ -19,7 +19,8 @@ struct Pace {
     due: Option<Instant>,
     /// Since when a replica's lag is not known, and what was said of it.
     unknown: Option<(Instant, String)>,
-    told: Option<Instant>,
+    /// The state that was last asked about, and when something was said of it, or it began.
+    told: Option<(String, Instant)>,
 }
 
 thread_local! {
@@ -60,14 +61,14 @@ fn unknown_lag() -> Option<String> {
     PACE.with_borrow(|pace| pace.unknown.as_ref().map(|(_, said)| said.clone()))
 }
 
-/// Whether progress is to be told: every few seconds.
+/// Whether progress in this state is to be told: every few seconds.
 #[pg_extern(sql = false)]
-fn is_progress_due() -> bool {
+fn is_progress_due(state: &str) -> bool {
     PACE.with_borrow_mut(|pace| {
-        let told = *pace.told.get_or_insert_with(Instant::now);
-        let is_due = told.elapsed() >= NOTICES;
-        if is_due {
-            pace.told = Some(Instant::now());
+        let since = pace.told.as_ref().filter(|(of, _)| of == state).map(|(_, at)| *at);
+        let is_due = since.is_some_and(|since| since.elapsed() >= NOTICES);
+        if is_due || since.is_none() {
+            pace.told = Some((state.to_owned(), Instant::now()));
         }
         is_due
     })
