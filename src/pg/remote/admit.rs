@@ -116,15 +116,15 @@ impl<'a> Wait<'a> {
     }
 
     fn refused(&self, obstacle: Obstacle) -> Failure {
-        let server = &self.target.server;
+        let place = &self.target.place;
         let failure = |message| Failure::new(PgSqlErrorCode::ERRCODE_TOO_MANY_CONNECTIONS, message);
         match obstacle {
             Obstacle::Limit(Full { held, mine }) if mine >= held => {
-                failure(format!("too many connections to shard \"{server}\""))
+                failure(format!("too many connections to {place}"))
                     .detail(format!("This session alone holds {mine}, as many as shardmap.max_connections_per_shard allows."))
                     .hint("Raise shardmap.max_connections_per_shard.")
             }
-            Obstacle::Limit(Full { held, .. }) => failure(format!("too many connections to shard \"{server}\""))
+            Obstacle::Limit(Full { held, .. }) => failure(format!("too many connections to {place}"))
                 .detail(format!(
                     "All sessions together hold {held}, as many as shardmap.max_connections_per_shard allows, and none \
                      was free within {} ms (shardmap.connection_wait).",
@@ -134,13 +134,13 @@ impl<'a> Wait<'a> {
                     "Repeat the transaction; run fewer of them at a time, with a pooler before the coordinator say; or \
                      raise shardmap.max_connections_per_shard.",
                 ),
-            Obstacle::Shard(said) => failure(format!("shard \"{server}\" takes no more connections"))
+            Obstacle::Shard(said) => failure(format!("{place} takes no more connections"))
                 .detail(said.detail.unwrap_or_default())
                 .hint(
                     "Set shardmap.max_connections_per_shard so that all coordinators together stay below the shard's \
                      max_connections, and its users' CONNECTION LIMIT; or raise those.",
                 ),
         }
-        .at_shard(server)
+        .at(place)
     }
 }

@@ -62,8 +62,8 @@ impl Dial {
             Poll::Read | Poll::Write => Ok(false),
             Poll::Failed => Err(self.failed(&self.conn.error_message())),
             Poll::Ready if self.target.needs_password && !self.conn.used_password() => {
-                let server = &self.target.server;
-                Err(password_required("The shard let this user in without asking for the password.").at_shard(server))
+                let place = &self.target.place;
+                Err(password_required("The shard let this user in without asking for the password.").at(place))
             }
             Poll::Ready => Ok(true),
         }
@@ -98,16 +98,14 @@ impl Dial {
         };
         // Source: PgBouncer: "unsupported startup parameter: options".
         let is_pooler = detail.contains("unsupported startup parameter");
-        let failure =
-            Failure::new(code, format!("could not connect to shard \"{}\"", self.target.server)).detail(detail);
+        let failure = Failure::new(code, format!("could not connect to {}", self.target.place)).detail(detail);
         if is_pooler {
             return failure.hint(
                 "For a pooler before the shard: ALTER SERVER ... OPTIONS (ADD pooler 'transaction'), or let it ignore \
                  the parameter.",
             );
         }
-        failure
-            .hint("Check that the shard runs and that its foreign server and user mapping hold its address and user.")
+        failure.hint("Check that it runs and that its foreign server and user mapping hold its address and user.")
     }
 }
 

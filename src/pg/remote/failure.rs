@@ -65,14 +65,22 @@ pub struct Failure {
 
 pub type Result<T> = std::result::Result<T, Failure>;
 
+/// A shard, or a replica of one, as messages name it.
+pub fn place(server: &str, replica_of: Option<&str>) -> String {
+    match replica_of {
+        Some(shard) => format!("replica \"{server}\" of shard \"{shard}\""),
+        None => format!("shard \"{server}\""),
+    }
+}
+
 impl Failure {
     pub fn new(code: PgSqlErrorCode, message: impl Into<String>) -> Self {
         Refusal::new(code, message).into()
     }
 
-    /// The connection to `shard` was lost while a statement was under way that commits by itself.
-    pub fn outcome_unknown(shard: &str) -> Self {
-        let message = format!("connection to shard \"{shard}\" was lost before the statement's outcome was known");
+    /// The connection to `place`, as [`place`] names it, was lost while a statement was under way that commits by itself.
+    pub fn outcome_unknown(place: &str) -> Self {
+        let message = format!("connection to {place} was lost before the statement's outcome was known");
         Self::new(PgSqlErrorCode::ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN, message)
             .hint("The statement may have taken effect. Look at the shard before repeating it.")
     }
@@ -91,17 +99,22 @@ impl Failure {
 
     /// Adds the line that names the shard.
     #[must_use]
-    pub fn at_shard(mut self, shard: &str) -> Self {
-        let line = format!("shard \"{shard}\"");
+    pub fn at_shard(self, shard: &str) -> Self {
+        self.at(&place(shard, None))
+    }
+
+    /// As [`Failure::at_shard`], for what [`place`] has named.
+    #[must_use]
+    pub fn at(mut self, place: &str) -> Self {
         self.context = Some(match self.context {
-            Some(context) => format!("{context}\n{line}"),
-            None => line,
+            Some(context) => format!("{context}\n{place}"),
+            None => place.to_owned(),
         });
         self
     }
 
-    /// The error that a shard has sent, by its fields' letters in the protocol.
-    pub fn from_fields(shard: &str, field: impl Fn(u8) -> Option<String>) -> Self {
+    /// The error that a server has sent, by its fields' letters in the protocol.
+    pub fn from_fields(place: &str, field: impl Fn(u8) -> Option<String>) -> Self {
         Self {
             code: SqlState::parse(&field(b'C').unwrap_or_default()),
             message: field(b'M').unwrap_or_else(|| "the shard reported an error without a message".to_owned()),
@@ -116,7 +129,7 @@ impl Failure {
                 constraint: field(b'n'),
             }),
         }
-        .at_shard(shard)
+        .at(place)
     }
 
     /// In one text, for a result that lists errors: message, SQLSTATE, and detail and hint on lines of their own.
@@ -266,8 +279,8 @@ pub fn warn(failure: Failure) {
     drop(told);
 }
 
-/// Passes a shard's notices on to the client.
-pub fn pass_on(shard: &str, notices: Vec<Notice>) {
+/// Passes a server's notices on to the client.
+pub fn pass_on(place: &str, notices: Vec<Notice>) {
     for notice in notices {
         let level = match notice.severity.as_str() {
             "WARNING" => PgLogLevel::WARNING,
@@ -278,7 +291,7 @@ pub fn pass_on(shard: &str, notices: Vec<Notice>) {
             PgLogLevel::WARNING => PgSqlErrorCode::ERRCODE_WARNING,
             _ => PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
         };
-        let mut failure = Failure::new(code, notice.message).at_shard(shard);
+        let mut failure = Failure::new(code, notice.message).at(place);
         (failure.detail, failure.hint) = (notice.detail, notice.hint);
         let report = Report::from(failure);
         // SAFETY: below ERROR; should Postgres raise one nevertheless, the boundary turns it into a panic, and the

@@ -190,19 +190,19 @@ impl Line {
             };
             self.answer = Some(match answer.kind() {
                 AnswerKind::Error if !conn.is_ok() => return Err(self.lost(conn)),
-                AnswerKind::Error => Err(Failure::from_fields(self.server(), |letter| answer.error_field(letter))),
+                AnswerKind::Error => Err(Failure::from_fields(self.place(), |letter| answer.error_field(letter))),
                 _ => Ok(first_row(&answer)),
             });
         }
         Ok(None)
     }
 
-    fn server(&self) -> &str {
-        self.targets.first().map_or("", |target| &target.server)
+    fn place(&self) -> &str {
+        self.targets.first().map_or("", |target| &target.place)
     }
 
     fn lost(&self, conn: &Conn) -> Failure {
-        Failure::outcome_unknown(self.server()).detail(conn.error_message())
+        Failure::outcome_unknown(self.place()).detail(conn.error_message())
     }
 }
 

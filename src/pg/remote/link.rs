@@ -115,7 +115,7 @@ impl Link {
     /// Over a connection that was just made with settings like ours.
     pub fn over(conn: Conn, target: Rc<Target>, transactional: bool, generation: u64) -> Result<Self> {
         let carried = target.pooler.keeps_session().then(Carried::current);
-        let wire = Wire::new(conn).map_err(|failure| failure.at_shard(&target.server))?;
+        let wire = Wire::new(conn).map_err(|failure| failure.at(&target.place))?;
         Ok(Self {
             spent: Spent::on(target.id),
             target,
@@ -236,7 +236,7 @@ impl Link {
                 "connection to the shard is in use",
             )
             .hint("Finish reading or copying from the shard before sending it another statement.")
-            .at_shard(&self.target.server));
+            .at(&self.target.place));
         }
         if !self.is_open() {
             return Err(self.lost(""));
@@ -396,7 +396,7 @@ impl Link {
     /// The shard's error in an ErrorResponse.
     pub fn error(&self, body: &[u8]) -> Failure {
         self.count_error();
-        Failure::from_fields(&self.target.server, |letter| decode::field(body, letter))
+        Failure::from_fields(&self.target.place, |letter| decode::field(body, letter))
     }
 
     /// The failure of a connection that is gone. Closes it.
@@ -404,17 +404,14 @@ impl Link {
         self.count_error();
         let detail = if said.is_empty() { "The shard has closed the connection." } else { said };
         self.close();
-        let server = &self.target.server;
+        let place = &self.target.place;
         let failure = if self.transactional {
-            Failure::new(
-                PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE,
-                format!("connection to shard \"{server}\" was lost"),
-            )
-            .hint("What this transaction did on the shard is rolled back. Repeat the transaction.")
+            Failure::new(PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE, format!("connection to {place} was lost"))
+                .hint("What this transaction did on the shard is rolled back. Repeat the transaction.")
         } else {
-            Failure::outcome_unknown(server)
+            Failure::outcome_unknown(place)
         };
-        failure.detail(detail).at_shard(server)
+        failure.detail(detail).at(place)
     }
 
     fn count_error(&self) {
@@ -432,14 +429,14 @@ impl Link {
             "COPY from or to the client cannot be run on a shard this way",
         )
         .hint("Use INSERT or SELECT, or COPY the table on the coordinator.")
-        .at_shard(&self.target.server)
+        .at(&self.target.place)
     }
 
     /// Passes notices on to the client.
     pub fn tell_notices(&self) {
         let notices = self.notices.take();
         if !notices.is_empty() {
-            pass_on(&self.target.server, notices);
+            pass_on(&self.target.place, notices);
         }
     }
 

@@ -303,7 +303,7 @@ impl Connection {
         let link = link(target, transactional)?;
         if target.needs_password && !link.conn().used_password() {
             let failure = password_required("The shard let this user in without asking for the password.");
-            return Err(failure.at_shard(&target.server));
+            return Err(failure.at(&target.place));
         }
         Ok(Self { link })
     }

@@ -299,11 +299,11 @@ impl Portal {
 
     /// The connection was lost while a write was under way that commits by itself.
     fn unknown(&self, lost: Failure) -> Failure {
-        let server = &self.link.target.server;
-        Failure::outcome_unknown(server)
+        let place = &self.link.target.place;
+        Failure::outcome_unknown(place)
             .detail(lost.detail.unwrap_or_default())
             .hint("The statement may have taken effect. Look before repeating it.")
-            .at_shard(server)
+            .at(place)
     }
 
     /// Takes a message; true if it is a row.
@@ -353,7 +353,7 @@ impl Portal {
             )
             .detail(format!("Its type there has OID {}, here {}.", own.to_u32(), wanted.to_u32()))
             .hint("Give the column of the shard's table the type that the logical table's has.")
-            .at_shard(&self.link.target.server),
+            .at(&self.link.target.place),
         )
     }
 
@@ -405,11 +405,11 @@ impl Portal {
     }
 
     fn lost_rows(&self) -> Failure {
-        let server = &self.link.target.server;
+        let place = &self.link.target.place;
         Failure::new(PgSqlErrorCode::ERRCODE_IN_FAILED_SQL_TRANSACTION, "rows of a cursor on a shard were lost")
             .detail("The statement that read them was ended with a savepoint that was rolled back, or its connection was lost.")
             .hint("Open the cursor again.")
-            .at_shard(server)
+            .at(place)
     }
 }
 

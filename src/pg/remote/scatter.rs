@@ -15,7 +15,7 @@ use pgrx::PgSqlErrorCode;
 
 use super::admit;
 use super::dial::Dial;
-use super::failure::{pass_on, Failure, Result};
+use super::failure::{pass_on, place, Failure, Result};
 use super::json::push_row;
 use super::kept;
 use super::libpq::{Answer, AnswerKind, Conn, TransactionStatus};
@@ -169,7 +169,7 @@ impl Talk<'_> {
         conn.consume();
         while !conn.is_busy() {
             let Some(answer) = conn.next_answer() else {
-                pass_on(self.shard, conn.take_notices());
+                pass_on(&place(self.shard, None), conn.take_notices());
                 let State::Talking(conn, collected) = std::mem::replace(&mut self.state, State::Over) else {
                     return Ok(None);
                 };
@@ -188,7 +188,7 @@ impl Talk<'_> {
     }
 
     fn lost(&self, said: &str) -> Failure {
-        Failure::outcome_unknown(self.shard).detail(said)
+        Failure::outcome_unknown(&place(self.shard, None)).detail(said)
     }
 }
 
@@ -217,7 +217,7 @@ impl Collected {
                 self.failure = self
                     .failure
                     .take()
-                    .or_else(|| Some(Failure::from_fields(shard, |letter| answer.error_field(letter))))
+                    .or_else(|| Some(Failure::from_fields(&place(shard, None), |letter| answer.error_field(letter))))
             }
             AnswerKind::CopyIn | AnswerKind::CopyOut => {
                 return Err(Failure::new(

@@ -13,7 +13,7 @@ use pgrx::{PgList, PgSqlErrorCode};
 
 use super::carried;
 use super::deadlock;
-use super::failure::{Failure, Result};
+use super::failure::{self, Failure, Result};
 use super::libpq;
 use super::pooler::{self, Pooler};
 use crate::pg::encoding;
@@ -41,6 +41,8 @@ pub struct Target {
     pub id: pg_sys::Oid,
     /// The shard's name, which is the server's.
     pub server: String,
+    /// Shard or replica, as messages name it.
+    pub place: String,
     /// The user mapping. Users who share one (PUBLIC's) share connections.
     pub mapping: pg_sys::Oid,
     /// The user must prove who he is by a password of the mapping.
@@ -79,6 +81,8 @@ impl Target {
     pub fn resolve(server: &str, user: pg_sys::Oid) -> Result<Self> {
         libpq::load()?;
         let name = encoding::server_string(server);
+        let shard = registry::shard_of(server);
+        let place = failure::place(server, shard.as_deref());
         // SAFETY: catalog look-ups; what they return lives in the current memory context.
         let (id, mapping, pooler, mut options) = unsafe {
             let found = pg_sys::GetForeignServerByName(name.as_ptr(), true);
@@ -93,11 +97,11 @@ impl Target {
                 )
                 .hint("Shards are servers of the wrapper shardmap_fdw; shardmap.add_shard() makes them."));
             }
-            let Some(server_id) = credentials(&*found, server, user) else {
+            let Some(server_id) = credentials(&*found, shard.as_deref(), user) else {
                 let user = encoding::utf8_string(pg_sys::GetUserNameFromId(user, false));
                 return Err(Failure::new(
                     PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-                    format!("user \"{user}\" has no user mapping for shard \"{server}\""),
+                    format!("user \"{user}\" has no user mapping for {place}"),
                 )
                 .hint("CREATE USER MAPPING for this user, or for PUBLIC, on the shard's foreign server."));
             };
@@ -120,7 +124,7 @@ impl Target {
         let known = libpq::option_names();
         options.retain(|(name, _)| known.contains(name));
         let (mapping, needs_password) = mapping;
-        Ok(Self { id, server: server.to_owned(), mapping, needs_password, pooler, options })
+        Ok(Self { id, server: server.to_owned(), place, mapping, needs_password, pooler, options })
     }
 
     /// How long connecting may take; `None`: for ever.
@@ -217,12 +221,12 @@ fn connect_timeout(options: &[(String, CString)]) -> Option<Duration> {
 ///
 /// # Safety
 /// In a transaction.
-unsafe fn credentials(found: &pg_sys::ForeignServer, name: &str, user: pg_sys::Oid) -> Option<pg_sys::Oid> {
+unsafe fn credentials(found: &pg_sys::ForeignServer, shard: Option<&str>, user: pg_sys::Oid) -> Option<pg_sys::Oid> {
     let is_mapped = |server: pg_sys::Oid| has_mapping(user, server) || has_mapping(pg_sys::InvalidOid, server);
     if is_mapped(found.serverid) {
         return Some(found.serverid);
     }
-    let shard = encoding::server_string(&registry::shard_of(name)?);
+    let shard = encoding::server_string(shard?);
     let shard = pg_sys::GetForeignServerByName(shard.as_ptr(), true).as_ref()?;
     // Else the owner of one server would get to see what is sent to the other.
     (shard.owner == found.owner && is_mapped(shard.serverid)).then_some(shard.serverid)

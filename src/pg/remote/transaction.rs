@@ -222,20 +222,20 @@ pub fn check_after(link: &Link) -> Result<()> {
             "statement for a shard must not begin or end a transaction there",
         )
         .hint("The shard's transaction follows the local one: use BEGIN, COMMIT, ROLLBACK and SAVEPOINT here.")
-        .at_shard(&link.target.server));
+        .at(&link.target.place));
     }
     Ok(())
 }
 
 fn lost(link: &Link) -> Failure {
-    let server = &link.target.server;
+    let place = &link.target.place;
     Failure::new(
         PgSqlErrorCode::ERRCODE_IN_FAILED_SQL_TRANSACTION,
-        format!("this transaction has lost its connection to shard \"{server}\""),
+        format!("this transaction has lost its connection to {place}"),
     )
     .detail("What it did on the shard is rolled back, so it cannot go on or be committed.")
     .hint("Roll back, and repeat the transaction.")
-    .at_shard(server)
+    .at(place)
 }
 
 unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _: *mut c_void) {

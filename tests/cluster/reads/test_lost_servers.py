@@ -49,8 +49,9 @@ def test_a_replica_lost_in_a_transaction(place, conn):
     server = server_of(conn, sql)[0]
     assert "replica" in server
     place.replica(0, int(server[-1])).kill()
-    with pytest.raises(psycopg.Error):
+    with pytest.raises(psycopg.Error) as raised:
         value(conn, key)
+    assert raised.value.diag.message_primary == f'connection to replica "{server}" of shard "shard-0" was lost'
     conn.execute("ROLLBACK")
     assert value(conn, key) is not None
 

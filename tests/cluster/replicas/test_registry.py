@@ -75,7 +75,8 @@ def test_only_replicas_of_the_shard_are_taken(cluster, conn):
     diag = refused(conn, add % ("new', dbname => 'postgres", cluster.replica_server(0).port), errors.InvalidParameterValue)
     assert diag.message_primary == 'replica "new" does not show the database of shard "shard-0"'
     assert diag.message_detail.startswith('It is database "postgres" (OID ')
-    refused(conn, add % ("new", 1), errors.SqlclientUnableToEstablishSqlconnection)
+    diag = refused(conn, add % ("new", 1), errors.SqlclientUnableToEstablishSqlconnection)
+    assert diag.message_primary == 'could not connect to replica "new" of shard "shard-0"'
     refused(conn, add % ("shard-0-replica-0", 1), errors.DuplicateObject)
     refused(conn, add % ("shard-1", 1), errors.DuplicateObject)
     refused(conn, "SELECT shardmap.add_replica('shard-7', 'new')", errors.UndefinedObject)
@@ -120,7 +121,7 @@ def test_mappings_of_the_shard_serve_its_replicas(cluster, conn):
     with psycopg.connect(cluster.dsn(user="ann"), autocommit=True) as ann:
         ask = "SELECT r FROM shardmap.remote_rows(%s, 'SELECT 1', false) r"
         assert ann.execute(ask, ["shard-0-replica-0"]).fetchone()[0] == ["1"]
-        with pytest.raises(errors.UndefinedObject, match='has no user mapping for shard "shard-1-replica-0"'):
+        with pytest.raises(errors.UndefinedObject, match='has no user mapping for replica "shard-1-replica-0" of shard "shard-1"'):
             ann.execute(ask, ["shard-1-replica-0"])
     # Another owner might be somebody else.
     conn.execute('ALTER SERVER "shard-0-replica-0" OWNER TO postgres')

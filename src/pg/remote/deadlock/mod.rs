@@ -231,7 +231,7 @@ impl Look {
         let place = circle.path.iter().find(waits_at).map(|wait| wait.place);
         let at = links.iter().find(|link| place == Some(Place::Shard(link.target.id.to_u32())));
         match at.or(links.first()) {
-            Some(link) => failure.at_shard(&link.target.server),
+            Some(link) => failure.at(&link.target.place),
             None => failure,
         }
     }
