@@ -1,9 +1,11 @@
-//! Keeps writes, and reads that must not miss something, from a former primary that lives on after one of its replicas was promoted.
+//! Keeps writes and reads from a former primary that lives on after one of its replicas was promoted, and reads that must not miss
+//! something from a server in recovery that stands in the primary's place.
 //!
 //! Decides by timelines: a primary on an older one than a server of its shard is a former one. What always holds: what was heard
 //! makes suspicious at most; before a statement is refused the server itself is asked, on the connection that would be used; each
 //! connection is asked once at most, and none where there has never been a failover. One that leads to a former primary is made
-//! anew once, as a list of hosts may lead elsewhere by now. (A server in recovery refuses writes by itself.)
+//! anew once, as a list of hosts may lead elsewhere by now. (A server in recovery refuses writes by itself; that it is in recovery it
+//! says when it is connected to.)
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,6 +16,7 @@ use shardmap_core::reads::choice::Heard;
 use shardmap_core::reads::position::Timeline;
 use shardmap_core::reads::token::System;
 
+use super::settings::{Consistency, CONSISTENCY};
 use super::{ask, servers};
 use crate::pg::remote::{Connection, Failure, Result};
 
@@ -40,7 +43,9 @@ pub fn check(shard: Oid, user: Oid) -> Result<()> {
     }
     let connection = ask::open(shard, user, false)?;
     let is_fine = |(system, timeline)| system != on.system || timeline >= on.position.timeline;
-    if !is_suspect && known(&connection, shard, user).is_some_and(is_fine) {
+    // A pooler may have led the connection to another server since.
+    let is_known = !is_suspect || connection.link().target.pooler.keeps_session();
+    if is_known && known(&connection, shard, user).is_some_and(is_fine) {
         return Ok(());
     }
     let own = ask_again(connection, shard, user, |own| !is_former(own))?.1;
@@ -50,7 +55,7 @@ pub fn check(shard: Oid, user: Oid) -> Result<()> {
     let shard = servers::name(shard);
     Err(Failure::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("cannot write to shard \"{shard}\": its server is a former primary"),
+        format!("cannot use shard \"{shard}\": its server is a former primary"),
     )
     .detail(format!(
         "It is on timeline {}, \"{}\" on timeline {}.",
@@ -60,6 +65,34 @@ pub fn check(shard: Oid, user: Oid) -> Result<()> {
     ))
     .hint(format!(
         "Stop that server. Let the foreign server \"{shard}\" lead to the new primary: ALTER SERVER .. OPTIONS (SET host .., SET port ..)."
+    )))
+}
+
+/// The connection for a read from the shard's primary.
+///
+/// # Errors
+/// 55000: the server is a former primary, or a server in recovery where that may show less than the session has seen. Those of connecting.
+pub fn primary(shard: Oid, user: Oid) -> Result<Connection> {
+    check(shard, user)?;
+    let connection = ask::open(shard, user, false)?;
+    let is_suspect = connection.link().conn().is_in_recovery() && known(&connection, shard, user).is_none();
+    if !is_suspect || CONSISTENCY.get() == Consistency::Eventual || !servers::has_replicas(shard) {
+        return Ok(connection);
+    }
+    // It may have been promoted since it was connected to, and a pooler may say what was true once.
+    let (connection, heard) = ask_again(connection, shard, user, |heard| !heard.in_recovery)?;
+    if !heard.in_recovery {
+        return Ok(connection);
+    }
+    let shard = servers::name(shard);
+    Err(Failure::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("server of shard \"{shard}\" is not a primary"),
+    )
+    .detail("It is in recovery, and may not have what the session has written or seen.")
+    .hint(format!(
+        "Let the foreign server \"{shard}\" lead to the primary: target_session_attrs 'read-write' finds it among several hosts. \
+         Or SET shardmap.consistency = 'eventual'."
     )))
 }
 

@@ -7,7 +7,7 @@
 use pgrx::pg_sys::{self, Oid};
 
 use super::route::{self, Chosen, Demand, NOT_ONLY_READ};
-use super::{count, servers, session};
+use super::{count, fence, servers, session};
 use crate::pg::remote::failure::SqlState;
 use crate::pg::remote::transaction::give_up;
 use crate::pg::remote::{Connection, Failure, Result};
@@ -53,7 +53,7 @@ impl Reader {
     }
 
     fn of_primary(shard: Oid, user: Oid, reason: &'static str) -> Result<Self> {
-        let connection = Connection::open_server(shard, user)?;
+        let connection = fence::primary(shard, user)?;
         session::note_read(shard, shard, &connection);
         Ok(Self { shard, user, connection, server: shard, reason, may_move: false })
     }

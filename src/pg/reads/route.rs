@@ -336,7 +336,10 @@ pub fn describe(verdict: Verdict) -> String {
 impl Chosen {
     fn new(shard: Oid, server: Oid, user: Oid, reason: &'static str) -> Result<Self> {
         let is_replica = server != shard;
-        let connection = ask::open(server, user, is_replica)?;
+        let connection = match is_replica {
+            true => ask::open(server, user, true)?,
+            false => fence::primary(shard, user)?,
+        };
         let (waited, considered) = (Duration::ZERO, Vec::new());
         let (in_vain, lost, is_fallback) = (None, Vec::new(), false);
         Ok(Self { server, is_replica, connection, reason, waited, in_vain, lost, is_fallback, considered })

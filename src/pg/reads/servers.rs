@@ -143,6 +143,11 @@ pub fn replicas_heard(shard: Oid) -> Vec<(Oid, Heard)> {
     replicas.iter().filter_map(|replica| Some((replica.server, heard(replica.server)?))).collect()
 }
 
+/// Whether any replica of the shard is registered.
+pub fn has_replicas(shard: Oid) -> bool {
+    !replicas(shard).is_empty()
+}
+
 /// The newest that is known of a server.
 pub fn heard(server: Oid) -> Option<Heard> {
     let sampled = shared::observation(server);

@@ -118,7 +118,7 @@ def test_the_primary_is_down(place, conn):
         primary.kill()
         try:
             assert role_of(conn, f"SELECT v FROM kv WHERE k = {key}") == "replica"
-            with pytest.raises(errors.OperationalError):
+            with pytest.raises(errors.OperationalError) as raised:
                 value(writer, key)
         finally:
             primary.start()
@@ -140,6 +140,26 @@ def test_no_replica_may_answer(place):
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match='no replica of shard "shard-0" can answer this read'):
             value(conn, place.keys[0][0])
         assert value(conn, place.keys[1][0]) is not None
+
+
+def test_a_replica_in_the_primarys_place_is_no_primary(place):
+    """As when a list of hosts does not ask for the one that takes writes, or an address leads to the wrong server."""
+    key, replica, primary = place.keys[0][3], place.replica(0, 0), place.cluster.shard_server(0)
+    hosts(place.cluster, 0, [replica], ", ADD target_session_attrs 'any'")
+    try:
+        with place.connect(read_preference="primary") as conn:
+            for sql in ("SELECT v FROM kv WHERE k = %s", "UPDATE kv SET v = v + 1 WHERE k = %s", "SELECT count(v) FROM kv WHERE k <> %s"):
+                with pytest.raises(errors.ObjectNotInPrerequisiteState) as raised:
+                    conn.execute(sql, [key])
+                assert raised.value.diag.message_primary == 'server of shard "shard-0" is not a primary'
+                assert "target_session_attrs" in raised.value.diag.message_hint
+            conn.execute("SET shardmap.consistency = eventual")
+            assert value(conn, key) is not None
+        hosts(place.cluster, 0, [replica, primary], ", SET target_session_attrs 'read-write'")
+        with place.connect(read_preference="primary") as conn:
+            raise_value(conn, key)
+    finally:
+        hosts(place.cluster, 0, [primary], ", DROP target_session_attrs")
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +208,7 @@ def test_writes_find_the_primary_and_no_former_one(other):
     hosts(cluster, 0, [old])
     with other.connect(consistency="token", max_lag="0") as conn:
         conn.execute(f"SET shardmap.read_token = '{token}'")
-        wait_until(lambda: refused(conn, key))
+        wait_until(lambda: refused(conn, key, 'cannot use shard "shard-0": its server is a former primary'))
     with other.connect() as conn:
         wait_until(lambda: is_fenced(conn, "UPDATE kv SET v = v + 1 WHERE k = %s", key))
         assert is_fenced(conn, "UPDATE kv SET v = v + 1 WHERE k = %s AND random() >= 0", key)
@@ -204,17 +224,17 @@ def is_fenced(conn, sql, *params):
         conn.execute(sql, params)
         return False
     except errors.ObjectNotInPrerequisiteState as error:
-        assert error.diag.message_primary == 'cannot write to shard "shard-0": its server is a former primary'
+        assert error.diag.message_primary == 'cannot use shard "shard-0": its server is a former primary'
         assert re.search(r'on timeline 1, "shard-0(-replica-\d)?" on timeline 2', error.diag.message_detail)
         return True
 
 
-def refused(conn, key):
+def refused(conn, key, message):
     try:
         conn.execute("SELECT v FROM kv WHERE k = %s", [key])
         return False
     except errors.ObjectNotInPrerequisiteState as error:
-        assert error.diag.message_primary == 'shard "shard-0" does not have what the read must not miss'
+        assert error.diag.message_primary == message
         return True
 
 

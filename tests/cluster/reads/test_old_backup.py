@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from places import server_of, wait_until
+from test_lost_servers import hosts, refused
 from test_reads import raise_value, value
 
 REPLICA = "shard-0-replica-0"
@@ -80,7 +81,14 @@ def test_a_server_of_another_cluster_is_invalid_and_answers_nothing(place, conn)
             with place.connect(consistency="eventual", sticky_reads="off") as reader:
                 key = place.keys[0][0]
                 assert {server_of(reader, f"SELECT v FROM kv WHERE k = {key}")[0] for _ in range(20)} == {"shard-0-replica-1"}
+        # In the primary's place it has nothing of a token.
+        token = conn.execute("SELECT shardmap.current_token()").fetchone()[0]
+        hosts(place.cluster, 0, [stranger])
+        with place.connect(consistency="token", max_lag="0") as reader:
+            reader.execute(f"SET shardmap.read_token = '{token}'")
+            wait_until(lambda: refused(reader, key, 'shard "shard-0" does not have what the read must not miss'))
     finally:
+        hosts(place.cluster, 0, [place.cluster.shard_server(0)])
         conn.execute(f"ALTER SERVER \"{REPLICA}\" OPTIONS (SET port '{place.replica(0, 0).port}')")
         copy.remove()
         stranger.remove()

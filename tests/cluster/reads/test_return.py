@@ -7,6 +7,9 @@ from test_lost_servers import hosts
 from test_reads import raise_value, value
 
 
+FORMER = 'cannot use shard "shard-0": its server is a former primary'
+
+
 def timelines(conn):
     return dict(conn.execute("SELECT replica, timeline FROM shardmap.replica_lag").fetchall())
 
@@ -37,7 +40,8 @@ def test_it_answers_no_read_with_a_newer_token(returned):
     place, key, written, token = returned
     with place.connect() as conn:
         conn.execute(f"SET shardmap.read_token = '{token}'")
-        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="does not have what the read must not miss"):
+        conn.execute("SET shardmap.max_lag = 0")
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match=FORMER):
             value(conn, key)
 
 
@@ -49,3 +53,33 @@ def test_it_takes_no_writes(returned):
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match="its server is a former primary"):
             conn.execute("UPDATE kv SET v = v + 1 WHERE k = %s AND random() >= 0", [key])
     assert int(place.cluster.shard_server(0).psql(f"SELECT v FROM kv WHERE k = {key}", "shard_0")) < written
+
+
+@pytest.mark.parametrize("settings", [{}, {"consistency": "eventual"}, {"read_preference": "prefer_replica", "max_lag": "0"},
+                                      {"enable_router": "off"}, {"enable_routing": "off"}])
+def test_it_answers_no_read_of_a_new_session(returned, settings):
+    """Nothing written, nothing seen, no token."""
+    place, key, written, token = returned
+    for sql in ("SELECT v FROM kv WHERE k = %s", "SELECT v FROM kv WHERE k = %s FOR UPDATE", "SELECT max(v) FROM kv WHERE k <> %s"):
+        with place.connect(**{"read_preference": "primary", **settings}) as conn:
+            with pytest.raises(errors.ObjectNotInPrerequisiteState, match=FORMER) as raised:
+                conn.execute(sql, [key])
+            assert 'It is on timeline 1, "shard-0-replica-0" on timeline 2.' in raised.value.diag.message_detail
+            assert "lead to the new primary" in raised.value.diag.message_hint
+            # The other shard has never had a failover.
+            conn.execute("SELECT v FROM kv WHERE k = %s", [place.keys[1][0]])
+
+
+def test_each_connection_to_the_new_primary_is_asked_once(returned):
+    """Last: the shard's server is put right. Plain reads cost no round trip more once their connection is known."""
+    place, key, written, token = returned
+    new = place.replica(0, 0)
+    hosts(place.cluster, 0, [new])
+    asked = lambda: new.log.read_text(errors="replace").count("greatest((SELECT timeline_id")
+    with place.connect(read_preference="primary") as conn:
+        before = asked()
+        for _ in range(5):
+            assert value(conn, key) == written
+            conn.execute("SELECT count(*) FROM kv")
+        raise_value(conn, key)
+        assert asked() == before + 1

@@ -179,6 +179,14 @@ impl Conn {
         unsafe { (pq().PQbackendPID)(self.raw.get()) }
     }
 
+    /// Whether the server was in recovery when it was connected to; `false` if it does not say so, as behind a pooler.
+    pub fn is_in_recovery(&self) -> bool {
+        // SAFETY: see poll_connect; the name is NUL-terminated, the value is read before the next call.
+        let value = unsafe { (pq().PQparameterStatus)(self.raw.get(), c"in_hot_standby".as_ptr()) };
+        // SAFETY: null or NUL-terminated.
+        !value.is_null() && unsafe { CStr::from_ptr(value) } == c"on"
+    }
+
     pub fn error_message(&self) -> String {
         // SAFETY: see poll_connect; the text is copied before the next call.
         unsafe { owned((pq().PQerrorMessage)(self.raw.get())) }.unwrap_or_default().trim_end().to_owned()

@@ -78,6 +78,7 @@ functions! {
     PQtransactionStatus(*const PGconn) -> c_int;
     PQsocket(*const PGconn) -> c_int;
     PQbackendPID(*const PGconn) -> c_int;
+    PQparameterStatus(*const PGconn, *const c_char) -> *const c_char;
     PQerrorMessage(*const PGconn) -> *const c_char;
     PQsetErrorVerbosity(*mut PGconn, c_int) -> c_int;
     PQsetnonblocking(*mut PGconn, c_int) -> c_int;
