@@ -128,7 +128,7 @@ fn pick_leaving(shard: Oid, user: Oid, demand: &Demand, lost: &mut Vec<Oid>) -> 
     loop {
         let decision = decide(shard, demand);
         if demand.session && !is_resolved && is_left_behind(shard, &decision) {
-            resolve(&[shard], user, &[Which::Written, Which::Seen])?;
+            catch_up_with_session(shard, user)?;
             is_resolved = true;
             continue;
         }
@@ -143,12 +143,27 @@ fn pick_leaving(shard: Oid, user: Oid, demand: &Demand, lost: &mut Vec<Oid>) -> 
             continue;
         };
         if demand.session && is_to_be_resolved(shard, &chosen) {
-            resolve(&[shard], user, &[Which::Written, Which::Seen])?;
+            catch_up_with_session(shard, user)?;
             // What was not known a moment ago may ask for another server.
             continue;
         }
         return settle(shard, user, demand, decision, chosen);
     }
+}
+
+/// Finds out what the session must not miss, of which only the server is known.
+fn catch_up_with_session(shard: Oid, user: Oid) -> Result<()> {
+    resolve(&[shard], user, &[Which::Written, Which::Seen]).map_err(|failure| {
+        let class = failure.code.text();
+        match class.starts_with("08") || class.starts_with("57P") {
+            true => failure.hint(
+                "The session has used this shard's primary, or a replica that is lost; how far that was only the primary can \
+                 tell, and a replica might show less. Bring the primary back, or promote a replica; or SET shardmap.consistency = \
+                 'eventual', or 'token' with shardmap.read_token for what must not be missed.",
+            ),
+            false => failure,
+        }
+    })
 }
 
 fn to_primary(shard: Oid, user: Oid, demand: &Demand, decision: Decision, reason: &'static str) -> Result<Chosen> {
@@ -166,6 +181,8 @@ fn to_primary(shard: Oid, user: Oid, demand: &Demand, decision: Decision, reason
     Ok(chosen)
 }
 
+const SILENT: &str =
+    "the session has used it, and while it does not answer replicas may show less (shardmap.consistency)";
 /// Why a statement may not use replicas.
 pub const NOT_ONLY_READ: &str = "the statement writes, locks rows or calls volatile functions";
 const SAME: &str = "the server that the transaction has read from";
@@ -228,6 +245,12 @@ fn is_left_behind(shard: Oid, decision: &Decision) -> bool {
     let past = session::past(shard);
     let has_notes = !past.seen.pending.is_empty() || !past.written.pending.is_empty();
     has_notes && decision.considered.iter().any(is_newer)
+}
+
+/// Whether the session has written or seen something of which only the primary knows where it is.
+fn has_used_primary(shard: Oid) -> bool {
+    let past = session::past(shard);
+    past.seen.pending.iter().chain(&past.written.pending).any(|note| note.link == PRIMARY)
 }
 
 /// Whether something was written or seen of which only the server is known, another one than the chosen one.
@@ -417,6 +440,11 @@ pub fn expected(shard: Oid, may_use_replica: bool) -> Result<(Oid, String)> {
     if let Some(obstacle) = obstacle() {
         return to_primary(obstacle);
     }
-    let decision = decide(shard, &Demand::of_settings()?);
+    let demand = Demand::of_settings()?;
+    let decision = decide(shard, &demand);
+    let is_replica = decision.server.is_some_and(|server| Oid::from(server) != shard);
+    if demand.session && is_replica && has_used_primary(shard) && servers::is_silent(shard) {
+        return to_primary(SILENT);
+    }
     Ok((decision.server.map_or(shard, Oid::from), decision.reason.describe().to_owned()))
 }

@@ -13,7 +13,7 @@ use pgrx::pg_sys::{self, Oid};
 use shardmap_core::reads::choice::{observations_hold, Admission, Candidate, Heard};
 use shardmap_core::reads::position::{Fork, Position};
 use shardmap_core::reads::token::System;
-use shardmap_core::replica::{Observation, Rotation, Standing};
+use shardmap_core::replica::{Observation, Rotation, Standing, Unknown};
 
 use crate::pg::clock::moment as now;
 use crate::pg::encoding;
@@ -164,6 +164,13 @@ pub fn heard(server: Oid) -> Option<Heard> {
         (Some((age, own)), None) => Some(Heard { age, ..own }),
         (None, None) => None,
     }
+}
+
+/// Whether a server was asked in vain when it was last asked.
+pub fn is_silent(server: Oid) -> bool {
+    shared::observation(server).is_some_and(|observation| {
+        matches!(observation.standing, Standing::Unknown(Unknown::Unreachable | Unknown::NoAnswer))
+    })
 }
 
 /// `None`: it has not answered, or not said enough.

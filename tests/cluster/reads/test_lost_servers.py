@@ -120,6 +120,19 @@ def test_the_primary_is_down(place, conn):
             assert role_of(conn, f"SELECT v FROM kv WHERE k = {key}") == "replica"
             with pytest.raises(errors.OperationalError) as raised:
                 value(writer, key)
+            assert "shard \"shard-1\"" in raised.value.diag.message_primary
+            for way_out in ("The session has used this shard's primary", "promote a replica", "shardmap.consistency = 'eventual'", "'token'"):
+                assert way_out in raised.value.diag.message_hint
+            # EXPLAIN, which asks nobody, says as much once the sampler knows.
+            explain = f"EXPLAIN SELECT v FROM kv WHERE k = {key}"
+            said = lambda: [line.strip() for line, in writer.execute(explain) if "Read From" in line]
+            wait_until(lambda: said() == ["Read From: shard-1", "Read From Because: the session has used it, and while it does not "
+                                          "answer replicas may show less (shardmap.consistency)"])
+            for consistency in ("eventual", "token"):
+                writer.execute(f"SET shardmap.consistency = {consistency}")
+                assert value(writer, key) is not None
+                assert "Read From: shard-1-replica" in said()[0]
+            writer.execute("RESET shardmap.consistency")
         finally:
             primary.start()
         wait_until(lambda: succeeds(lambda: value(writer, key)))
