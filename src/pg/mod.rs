@@ -9,6 +9,7 @@ mod audits;
 mod barrier;
 pub mod catalog;
 mod clock;
+mod discard;
 mod encoding;
 pub mod error;
 pub mod fdw;
@@ -49,4 +50,5 @@ pub fn init() {
     router::init();
     planner::init();
     flag::init();
+    discard::init();
 }

@@ -195,7 +195,7 @@ sql_function! {
         if !call.flag(2) && registry::shard_of(&call.name(0)).is_none() {
             session::note_write(connection.link().target.id);
         }
-        Ok(text(connection.query(&call.text(1))?.tag.as_bytes()))
+        Ok(text(connection.lend(&call.text(1))?.tag.as_bytes()))
     }
 }
 
@@ -205,7 +205,7 @@ sql_function! {
     |call| {
         let rows = call.rows();
         let connection = Connection::open(&call.name(0), user(), call.flag(2))?;
-        let answer = connection.query(&call.text(1))?;
+        let answer = connection.lend(&call.text(1))?;
         for row in &answer.rows {
             rows.put(|| vec![Some(text_array(row))]);
         }

@@ -22,6 +22,11 @@ pub fn note(shard: Oid, id: &str) {
     UNCONFIRMED.with_borrow_mut(|all| all.push((shard, sql)));
 }
 
+/// The session is another user's from now on.
+pub fn forget() {
+    UNCONFIRMED.with_borrow_mut(Vec::clear);
+}
+
 /// Asks the shards that have not confirmed, if there are any.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! Positions are asked for late: after a write or a read only the server is noted, and where that server is by the time
 //! that somebody wants to know stands for what was written or seen there. As long as one replica answers, nobody asks.
-//! What always holds: a note is never dropped before its position is known; positions only grow. A replica that was
+//! What always holds: a note is dropped by DISCARD ALL, and else not before its position is known; positions only grow. A replica that was
 //! restarted may be behind what it has shown, so a note on one is worth something on the same connection only. A read that
 //! fails, or a write that is rolled back, may leave a note behind, which makes a later read wait for more than it must.
 
@@ -130,6 +130,12 @@ pub fn unpin(shard: Oid) {
 /// The transaction is over.
 pub fn forget_pins() {
     PINS.with_borrow_mut(HashMap::clear);
+}
+
+/// The session is another user's from now on.
+pub fn forget() {
+    PASTS.with_borrow_mut(HashMap::clear);
+    OBSERVED.set(None);
 }
 
 /// Changes what is known of a shard.

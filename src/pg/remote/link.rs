@@ -55,6 +55,8 @@ pub struct Link {
     /// When a statement that used it began: Postgres' microseconds.
     pub used: Cell<i64>,
     gone: Cell<bool>,
+    /// An administrator's own statements have run in the shard's session.
+    pub lent: Cell<bool>,
     pub remote: Remote,
     pub prepared: RefCell<Prepared>,
     /// The settings that the shard's session has, if that is known.
@@ -126,6 +128,7 @@ impl Link {
             touched: Cell::new(true),
             used: Cell::new(0),
             gone: Cell::new(false),
+            lent: Cell::new(false),
             remote: Remote::default(),
             prepared: RefCell::default(),
             carried: Cell::new(carried),

@@ -52,7 +52,7 @@ pub use ahead::connect_ahead;
 pub use copy::{copy_rows, copy_rows_to_each};
 pub use failure::{guard, Failure, Result};
 pub use pipe::pipe;
-pub use pool::{any_wrote, generation, Connection};
+pub use pool::{any_wrote, forget_lent, generation, Connection};
 pub use scatter::{ask_everywhere, run_everywhere, Outcome};
 pub use slots::{figures as connections, AREA as CONNECTIONS};
 

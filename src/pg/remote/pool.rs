@@ -117,6 +117,14 @@ pub fn forget_closed() {
     drop(dropped);
 }
 
+/// Closes the links whose sessions an administrator's own statements may have changed. Outside of any transaction block.
+pub fn forget_lent() {
+    let lent = |link: &&Rc<Link>| link.lent.get() && !link.in_transaction();
+    let links: Vec<_> = POOL.with(|pool| pool.links.borrow().iter().filter(lent).cloned().collect());
+    links.iter().for_each(|link| link.close());
+    forget_closed();
+}
+
 /// How long to wait for the answer to a clean-up command before its connection is closed for others' sake.
 const SETTLE_LIMIT: Duration = Duration::from_millis(200);
 
@@ -310,6 +318,15 @@ impl Connection {
 
     pub fn shard(&self) -> &str {
         &self.link.target.server
+    }
+
+    /// As [`Connection::query`], for an administrator's own text, which may leave something behind in the shard's session.
+    ///
+    /// # Errors
+    /// Those of [`Connection::query`].
+    pub fn lend(&self, sql: &CStr) -> Result<Answer> {
+        self.link.lent.set(true);
+        self.query(sql)
     }
 
     /// For what is more than one statement.
