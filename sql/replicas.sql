@@ -2,7 +2,7 @@
 --
 -- Decides where a replica is (a foreign server of its name) and which reads it should get. What always holds: nothing is
 -- left behind of a replica that could not be added; users need no mappings of their own for it, their mappings for the
--- shard serve. Refuses servers that are not in recovery, or copies of something else. Read src/pg/replicas/mod.rs next.
+-- shard serve. Refuses servers that are not in recovery, and those that do not show what is written to the shard. Read src/pg/replicas/mod.rs next.
 
 CREATE TABLE shardmap.replica (
     name text COLLATE pg_catalog."C" PRIMARY KEY
@@ -135,6 +135,61 @@ END
 $$;
 COMMENT ON FUNCTION shardmap._check_replica(text, text) IS 'raises an error unless the server behind a foreign server is a replica of the shard''s';
 
+-- A mark is written to the shard that nobody can have who does not replay the shard's own log: a large object of random content,
+-- removed again in any case. That system identifier and timeline are the shard's says nothing of servers cloned from one image.
+CREATE FUNCTION shardmap._shows_mark(replica text, mark oid, content text) RETURNS text[]
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT r FROM shardmap.remote_rows(replica, format(
+        'SELECT pg_catalog.pg_last_wal_replay_lsn(), CASE WHEN EXISTS (
+                SELECT FROM pg_catalog.pg_largeobject_metadata m
+                 WHERE m.oid OPERATOR(pg_catalog.=) %1$s AND pg_catalog.pg_has_role(m.lomowner, ''USAGE''))
+            THEN pg_catalog.lo_get(%1$s) OPERATOR(pg_catalog.=) pg_catalog.decode(%2$L, ''hex'') ELSE false END', mark, content), false) r
+$$;
+COMMENT ON FUNCTION shardmap._shows_mark(text, oid, text) IS 'up to where a replica has replayed, and whether it has what was written to its shard as a mark';
+
+CREATE FUNCTION shardmap._check_follows(shard text, name text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    patience constant interval := '10 s';
+    content constant text := replace(gen_random_uuid()::text, '-', '');
+    began constant timestamptz := clock_timestamp();
+    mark oid;
+    written pg_lsn;
+    seen text[];
+    is_past boolean := false;
+BEGIN
+    mark := (SELECT r[1] FROM shardmap.remote_rows(shard,
+        format('SELECT pg_catalog.lo_from_bytea(0, pg_catalog.decode(%L, ''hex''))', content), false) r);
+    BEGIN
+        written := (shardmap._replica_place(shard))[4];
+        LOOP
+            seen := shardmap._shows_mark(name, mark, content);
+            EXIT WHEN seen[2] = 't';
+            -- What it had replayed before the look, the look must show.
+            IF is_past THEN
+                RAISE EXCEPTION 'server of replica "%" is not a copy of shard "%"', name, shard
+                    USING ERRCODE = 'invalid_parameter_value',
+                        DETAIL = format('It has replayed up to %s, and does not have what was written to the shard before %s.', seen[1], written),
+                        HINT = 'Name a streaming replica of the shard''s server. The two may be clones of one image: pg_stat_wal_receiver there says whom it follows.';
+            ELSIF clock_timestamp() > began + patience THEN
+                RAISE EXCEPTION 'server of replica "%" does not follow shard "%"', name, shard
+                    USING ERRCODE = 'object_not_in_prerequisite_state',
+                        DETAIL = format('It has replayed up to %s, and not yet up to %s, to where the shard was %s ago.', seen[1], written, patience),
+                        HINT = 'See pg_stat_wal_receiver there. If it follows the shard and is behind, wait until it has caught up, or add it with trust => true.';
+            END IF;
+            is_past := seen[1]::pg_lsn >= written;
+            PERFORM pg_sleep(0.02);
+        END LOOP;
+    EXCEPTION
+        WHEN OTHERS OR query_canceled THEN
+            PERFORM shardmap.remote_rows(shard, format('SELECT pg_catalog.lo_unlink(%s)', mark), false);
+            RAISE;
+    END;
+    PERFORM shardmap.remote_rows(shard, format('SELECT pg_catalog.lo_unlink(%s)', mark), false);
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_follows(text, text) IS 'raises an error unless a replica soon shows what is written to its shard now';
+
 CREATE FUNCTION shardmap._register_replica(shard text, name text, weight double precision, zone text) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO shardmap.replica (name, shard, weight, zone) VALUES ($2, $1, $3, $4)
@@ -177,7 +232,8 @@ CREATE FUNCTION shardmap.add_replica(
     dbname text DEFAULT NULL,
     options text DEFAULT '',
     weight double precision DEFAULT 1,
-    zone text DEFAULT ''
+    zone text DEFAULT '',
+    trust boolean DEFAULT false
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
 BEGIN
@@ -186,9 +242,13 @@ BEGIN
     PERFORM shardmap._create_server(name, host, port, dbname, options, shardmap._replica_options(shard), 'replica of a shard of pg_shardmap');
     PERFORM shardmap._register_replica(shard, name, weight, coalesce(zone, ''));
     PERFORM shardmap._check_replica(shard, name);
+    IF trust IS NOT TRUE THEN
+        PERFORM shardmap._check_follows(shard, name);
+    END IF;
 END
 $$;
-COMMENT ON FUNCTION shardmap.add_replica(text, text, text, integer, text, text, double precision, text) IS 'registers a streaming replica of a shard''s server; what is not given is as it is for the shard: database, options, user mappings';
+COMMENT ON FUNCTION shardmap.add_replica(text, text, text, integer, text, text, double precision, text, boolean) IS
+    'registers a streaming replica of a shard''s server; what is not given is as it is for the shard: database, options, user mappings. trust: takes it though it may be far behind, or follow something else';
 
 CREATE FUNCTION shardmap.set_replica(name text, weight double precision DEFAULT NULL, zone text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -234,9 +294,10 @@ DECLARE
 BEGIN
     FOREACH function IN ARRAY ARRAY['_check_replica_weight(text, double precision)', '_check_new_replica(text, text, double precision)',
         '_replica_options(text)', '_system_identifier(text)', '_check_replica(text, text)', '_replica_place(text)', '_server_start(text)',
+        '_shows_mark(text, oid, text)', '_check_follows(text, text)',
         '_register_replica(text, text, double precision, text)', '_update_replica(text, double precision, text, boolean)',
         '_delete_replica(text)', '_no_replica(text)',
-        'add_replica(text, text, text, integer, text, text, double precision, text)', 'set_replica(text, double precision, text)',
+        'add_replica(text, text, text, integer, text, text, double precision, text, boolean)', 'set_replica(text, double precision, text)',
         'drain_replica(text, boolean)', 'drop_replica(text)'] LOOP
         EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION shardmap.%s FROM PUBLIC', function);
         EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION shardmap.%s TO shardmap_admin', function);

@@ -139,6 +139,8 @@ codes! {
         OtherTimeline = 4, "on another timeline than the primary";
         /// It shows another database of the same copy.
         OtherDatabase = 5, "another database than the shard's";
+        /// A clone of the primary's image that has a log of its own since.
+        OtherLog = 6, "follows another server: it has replayed what the primary has not written";
     }
 }
 

@@ -120,6 +120,17 @@ pub fn of_database(judged: Observation, own: Option<u32>, primary: Option<u32>) 
     }
 }
 
+/// Whether a replica had replayed what its primary, asked later, had not written: it follows another server, though one of the same
+/// system and timeline, which clones of one image share.
+#[must_use]
+pub fn is_ahead(replica: &Observation, primary: &Asked) -> bool {
+    let Ok(answer) = primary.heard else { return false };
+    let is_of = replica.system.is_some() && (replica.system, replica.timeline) == (answer.system, answer.timeline);
+    let is_later = replica.taken_at <= primary.sent;
+    let is_ahead = replica.replayed.zip(answer.position).is_some_and(|(replayed, written)| replayed > written);
+    is_of && is_later && is_ahead && replica.in_recovery == Some(true) && !answer.in_recovery
+}
+
 fn standing(answer: &Answer, history: Option<&History>, now: Moment, fresh: Duration) -> Standing {
     if !answer.in_recovery {
         return Standing::Invalid(Invalid::NotReplica);

@@ -100,6 +100,28 @@ fn a_failover_takes_what_cannot_be_true_any_more() {
 }
 
 #[test]
+fn a_replica_ahead_of_what_its_primary_wrote_later_follows_another_one() {
+    let at = |second, lsn| {
+        let history = watched(&[(0.0, 100)]);
+        judge::replica(&asked(second, Ok(answer(true, lsn))), Some(&history), Duration::from_secs(3))
+    };
+    let primary = |second, lsn| asked(second, Ok(answer(false, lsn)));
+    assert!(judge::is_ahead(&at(1.0, 201), &primary(2.0, 200)));
+    assert!(!judge::is_ahead(&at(1.0, 200), &primary(2.0, 200)));
+    // The primary may have written it in between.
+    assert!(!judge::is_ahead(&at(2.0, 201), &primary(1.0, 200)));
+    for other in [
+        Answer { timeline: Some(Timeline(2)), ..answer(false, 200) },
+        Answer { system: Some(SystemIdentifier(8)), ..answer(false, 200) },
+        Answer { system: None, ..answer(false, 200) },
+        answer(true, 200),
+    ] {
+        assert!(!judge::is_ahead(&at(1.0, 201), &asked(2.0, Ok(other))), "{other:?}");
+    }
+    assert!(!judge::is_ahead(&at(1.0, 201), &asked(2.0, Err(Unknown::Unreachable))));
+}
+
+#[test]
 fn a_replica_is_known_unknown_or_invalid() {
     let history = watched(&[(0.0, 100), (1.0, 200), (2.0, 300)]);
     let good = answer(true, 200);

@@ -13,7 +13,7 @@ use shardmap_core::lag::judge::{self, Asked};
 use shardmap_core::lag::summary::{news, Summary};
 use shardmap_core::lag::tracker::{Sample, Tracker};
 use shardmap_core::reads::position::Fork;
-use shardmap_core::replica::{Standing, SystemIdentifier, Timeline};
+use shardmap_core::replica::{Invalid, Observation, Standing, SystemIdentifier, Timeline};
 
 use super::roster::{Replica, Shard};
 use super::sampler::{in_transaction, Yield};
@@ -45,7 +45,14 @@ pub struct Follower {
     drained: bool,
     tracker: Tracker,
     published: Option<Summary>,
+    /// How often in a row it was ahead of its primary.
+    ahead: u32,
+    /// The session in which it turned out to follow another server.
+    of_other_log: Option<u64>,
 }
+
+/// How often in a row a replica must be found ahead of its primary: a clock that was set may make it seem so once.
+const AHEAD: u32 = 2;
 
 impl Group {
     /// A shard as it is now, with what is known of it.
@@ -85,6 +92,7 @@ impl Group {
         let patience = interval.max(Duration::from_secs(1));
         if let Some(asked) = self.primary.heard(patience) {
             self.remember(&asked);
+            self.replicas.iter_mut().for_each(|follower| follower.compare(&asked));
             let observation = judge::primary(&asked, &mut self.history);
             self.primary.observe(observation);
             self.keep(found);
@@ -94,7 +102,8 @@ impl Group {
         for follower in &mut self.replicas {
             if let Some(asked) = follower.watched.heard(patience) {
                 let judged = judge::replica(&asked, history, FRESH);
-                let observation = judge::of_database(judged, follower.watched.database, self.primary.database);
+                let judged = judge::of_database(judged, follower.watched.database, self.primary.database);
+                let observation = follower.of_its_log(judged);
                 let sample = Sample::of(&observation, primary_seen);
                 let over = follower.tracker.record(asked.came, sample, interval);
                 found.minutes.extend(over.map(|minute| (follower.watched.server.name.clone(), minute)));
@@ -198,7 +207,14 @@ impl Follower {
                 let mut tracker = Tracker::new(now(), replica.objective);
                 tracker.restore(&past());
                 let watched = Watched::new(replica.server);
-                return Self { watched, drained: replica.drained, tracker, published: None };
+                return Self {
+                    watched,
+                    drained: replica.drained,
+                    tracker,
+                    published: None,
+                    ahead: 0,
+                    of_other_log: None,
+                };
             }
         };
         follower.drained = replica.drained;
@@ -206,6 +222,28 @@ impl Follower {
             follower.watched = Watched::new(replica.server);
         }
         follower
+    }
+
+    /// Compares it with where its primary is later.
+    fn compare(&mut self, primary: &Asked) {
+        match judge::is_ahead(&self.watched.last, primary) {
+            true => self.ahead += 1,
+            false => self.ahead = 0,
+        }
+        if self.ahead >= AHEAD {
+            self.of_other_log = self.watched.line().session();
+        }
+    }
+
+    /// A replica as judged, unless it was found to follow another server since it was connected to.
+    fn of_its_log(&self, judged: Observation) -> Observation {
+        let is_other = self.of_other_log.is_some() && self.of_other_log == self.watched.line().session();
+        match judged.standing {
+            Standing::Replica { .. } | Standing::Unknown(_) if is_other => {
+                Observation { standing: Standing::Invalid(Invalid::OtherLog), behind: None, ..judged }
+            }
+            _ => judged,
+        }
     }
 
     fn publish(&mut self, shard: &str, found: &mut Yield) {

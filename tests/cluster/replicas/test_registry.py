@@ -1,5 +1,7 @@
 """Registering replicas: what is checked, what is left behind, who may, and what a dump keeps."""
 
+import contextlib
+
 import psycopg
 import pytest
 from cluster import Cluster
@@ -81,6 +83,81 @@ def test_only_replicas_of_the_shard_are_taken(cluster, conn):
     refused(conn, add % ("shard-1", 1), errors.DuplicateObject)
     refused(conn, "SELECT shardmap.add_replica('shard-7', 'new')", errors.UndefinedObject)
     refused(conn, "SELECT shardmap.add_replica('shard-0', 'new', weight => -1)", errors.InvalidParameterValue)
+
+
+@contextlib.contextmanager
+def clone(cluster):
+    """A server of the same image as shard-0's, which shares its system identifier, and a replica of that."""
+    primary = cluster._server("clone", {})
+    primary.create()
+    replica = cluster._server("clone-replica", {}, primary.start())
+    try:
+        oid = cluster.shard_server(0).psql("SELECT oid FROM pg_database WHERE datname = 'shard_0'")
+        primary.psql(f"CREATE DATABASE shard_0 OID {oid}")
+        replica.create()
+        yield primary, replica.start()
+    finally:
+        replica.remove()
+        primary.remove()
+
+
+def write(server, size):
+    server.psql(f"CREATE TABLE IF NOT EXISTS much AS SELECT 1 AS a; INSERT INTO much SELECT g FROM generate_series(1, {size}) g")
+
+
+def marks(cluster):
+    return cluster.shard_psql(0, "SELECT count(*) FROM pg_largeobject_metadata")
+
+
+def test_a_clone_of_the_same_image_is_no_replica(cluster, conn):
+    shard = cluster.shard_server(0)
+    add = "SELECT shardmap.add_replica('shard-0', 'clone', '127.0.0.1', {})"
+    with clone(cluster) as (primary, replica):
+        write(shard, 100_000)  # the shard is further than the clone
+        diag = refused(conn, add.format(replica.port), errors.ObjectNotInPrerequisiteState)
+        assert diag.message_primary == 'server of replica "clone" does not follow shard "shard-0"'
+        assert "trust => true" in diag.message_hint
+        conn.execute(add.format(f"{replica.port}, trust => true"))
+        try:
+            # Once it is further than the shard everybody sees it: who asks, and the sampler.
+            write(primary, 400_000)
+            with pytest.raises(errors.InvalidParameterValue) as raised:
+                conn.execute("SELECT shardmap._check_follows('shard-0', 'clone')")
+            assert raised.value.diag.message_primary == 'server of replica "clone" is not a copy of shard "shard-0"'
+            assert "does not have what was written to the shard" in raised.value.diag.message_detail
+            state = "SELECT state, reason, lag FROM shardmap.replica_lag WHERE replica = 'clone'"
+            invalid = ("invalid", "follows another server: it has replayed what the primary has not written", None)
+            eventually(lambda: conn.execute(state).fetchone(), lambda row: row == invalid)
+            considered = conn.execute("SELECT considered FROM shardmap.choose_replica('shard-0')").fetchone()[0]
+            assert "clone: is not a replica of this primary" in considered
+            # Also when the shard has gone past it.
+            write(shard, 800_000)
+            sampled = lambda: conn.execute("SELECT sampled_at FROM shardmap.replica_lag WHERE replica = 'clone'").fetchone()
+            before = sampled()
+            eventually(sampled, lambda now: now > before)
+            assert conn.execute(state).fetchone() == invalid
+        finally:
+            conn.execute("SELECT shardmap.drop_replica('clone')")
+            shard.psql("DROP TABLE much")
+    assert marks(cluster) == "0"
+
+
+def test_one_that_is_far_behind_is_taken_on_trust_only(cluster, conn):
+    replica = cluster.replica_server(0)
+    add = f"SELECT shardmap.add_replica('shard-0', 'shard-0-replica-0', '127.0.0.1', {replica.port}"
+    conn.execute("SELECT shardmap.drop_replica('shard-0-replica-0')")
+    replica.psql("SELECT pg_wal_replay_pause()")
+    try:
+        conn.execute("SET statement_timeout = '1s'")
+        refused(conn, add + ")", errors.QueryCanceled)
+        assert marks(cluster) == "0"
+        conn.execute("RESET statement_timeout")
+        conn.execute(add + ", trust => true)")
+        conn.execute("SELECT shardmap.drop_replica('shard-0-replica-0')")
+    finally:
+        replica.psql("SELECT pg_wal_replay_resume()")
+        conn.execute(add + ")")
+    assert marks(cluster) == "0"
 
 
 def test_change_and_drop(cluster, conn):
