@@ -52,6 +52,12 @@ pub fn check(shard: Oid, user: Oid) -> Result<()> {
     if !is_former(own) {
         return Ok(());
     }
+    let by_mistake = match newest == shard {
+        true => String::new(),
+        false => {
+            format!(" If \"{}\" was promoted by mistake, drop it: shardmap.drop_replica().", servers::name(newest))
+        }
+    };
     let shard = servers::name(shard);
     Err(Failure::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -64,7 +70,7 @@ pub fn check(shard: Oid, user: Oid) -> Result<()> {
         on.position.timeline.0
     ))
     .hint(format!(
-        "Stop that server. Let the foreign server \"{shard}\" lead to the new primary: ALTER SERVER .. OPTIONS (SET host .., SET port ..)."
+        "Stop that server. Let the foreign server \"{shard}\" lead to the new primary: ALTER SERVER .. OPTIONS (SET host .., SET port ..).{by_mistake}"
     )))
 }
 

@@ -83,3 +83,37 @@ def test_each_connection_to_the_new_primary_is_asked_once(returned):
             conn.execute("SELECT count(*) FROM kv")
         raise_value(conn, key)
         assert asked() == before + 1
+
+
+def test_a_replica_that_was_promoted_by_mistake_is_dropped(returned):
+    """The other shard, whose primary is as it always was."""
+    place = returned[0]
+    key, name = place.keys[1][0], "shard-1-replica-0"
+    with place.connect(read_preference="primary") as conn:
+        before = value(conn, key)
+        place.replica(1, 0).psql("SELECT pg_promote()")
+        wait_until(lambda: timelines(conn)[name] == 2)
+        for use in (value, raise_value):
+            with pytest.raises(errors.ObjectNotInPrerequisiteState, match='cannot use shard "shard-1"') as raised:
+                use(conn, key)
+            assert f'If "{name}" was promoted by mistake, drop it: shardmap.drop_replica().' in raised.value.diag.message_hint
+        conn.execute("SELECT shardmap.drop_replica(%s)", [name])
+        assert (value(conn, key), raise_value(conn, key)) == (before, before + 1)
+
+
+def test_a_standby_that_is_promoted_under_a_session_is_a_primary(returned):
+    """The other shard, which loses its primary here. A session need not connect anew to believe it, and asks once."""
+    place = returned[0]
+    key, new = place.keys[1][0], place.replica(1, 1)
+    hosts(place.cluster, 1, [new])
+    asked = lambda: new.log.read_text(errors="replace").count("greatest((SELECT timeline_id")
+    with place.connect(read_preference="primary", consistency="eventual") as conn:
+        before = value(conn, key)
+        conn.execute("RESET shardmap.consistency; SET shardmap.consistency = session")
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match='server of shard "shard-1" is not a primary'):
+            value(conn, key)
+        new.psql("SELECT pg_promote()")
+        assert raise_value(conn, key) == before + 1
+        count = asked()
+        assert [value(conn, key) for _ in range(5)] == [before + 1] * 5
+        assert asked() == count
