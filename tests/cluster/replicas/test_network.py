@@ -26,7 +26,8 @@ def stream(cluster, conn):
     good = server.psql("SHOW primary_conninfo")
     with Proxy(port=cluster.shard_server(0).port) as proxy:
         follow(server, f"host=127.0.0.1 port={proxy.port} user=postgres sslmode=disable")
-        eventually(lambda: len(proxy.links), bool)
+        receiver = "SELECT status, sender_port FROM pg_stat_wal_receiver"
+        eventually(lambda: server.psql(receiver), lambda row: row == f"streaming|{proxy.port}")
         caught_up(conn, REPLICA)
         try:
             yield proxy
