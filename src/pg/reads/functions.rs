@@ -1,6 +1,7 @@
 //! The SQL functions on tokens and on the choice of a server. Read next: `sql/reads.sql`.
 
 use std::ffi::CString;
+use std::rc::Rc;
 use std::time::Duration;
 
 use pgrx::iter::TableIterator;
@@ -148,8 +149,8 @@ fn choose_replica(
         let given = CString::new(given).unwrap_or_default();
         let given = settings::decode(&given).unwrap_or_else(|error| error.raise());
         match (CONSISTENCY.get(), &mut demand.token) {
-            (Consistency::Eventual, _) | (_, None) => demand.token = Some(given),
-            (_, Some(own)) => own.merge(&given),
+            (Consistency::Eventual, _) | (_, None) => demand.token = Some(Rc::new(given)),
+            (_, Some(own)) => Rc::make_mut(own).merge(&given),
         }
     }
     let chosen = or_raise(route::pick(shard, user(), &demand));

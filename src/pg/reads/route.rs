@@ -4,7 +4,9 @@
 //! known. What always holds: under REPEATABLE READ a shard is read from one server until the transaction ends, and from a
 //! replica only if the transaction can never write; where an answer fails or comes too late, the primary answers.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use pgrx::pg_sys::{self, Oid};
@@ -18,13 +20,13 @@ use super::settings::{self, Consistency, CONSISTENCY, READ_PREFERENCE, STICKY_RE
 use super::{ask, fence, servers, snapshot};
 use crate::pg::query::tree::{items, tag};
 use crate::pg::remote::transaction::give_up;
-use crate::pg::remote::{any_wrote, Connection, Failure, Result};
+use crate::pg::remote::{any_wrote, generation, Connection, Failure, Result};
 
 /// What a read wants of one shard.
 pub struct Demand {
     pub preference: Preference,
     pub max_lag: Option<Duration>,
-    pub token: Option<ReadToken>,
+    pub token: Option<Rc<ReadToken>>,
     pub session: bool,
 }
 
@@ -120,8 +122,8 @@ fn pick_leaving(shard: Oid, user: Oid, demand: &Demand, lost: &mut Vec<Oid>) -> 
         snapshot::check(shard, demand)?;
         return Chosen::new(shard, server, user, SAME);
     }
-    let past = session::past(shard);
-    if past.wrote_at.is_some_and(|wrote| wrote.elapsed() < settings::primary_after_write()) {
+    let wrote_at = session::look(shard, |past| past.wrote_at).flatten();
+    if wrote_at.is_some_and(|wrote| wrote.elapsed() < settings::primary_after_write()) {
         return Chosen::new(shard, shard, user, "the session has just written there");
     }
     let mut is_resolved = false;
@@ -197,8 +199,8 @@ pub fn decide(shard: Oid, demand: &Demand) -> Decision {
     let known = servers::of(shard);
     let candidates: Vec<_> = known.iter().map(servers::Server::candidate).collect();
     let zone = settings::zone();
-    let past = session::past(shard);
-    let last = session::pinned(shard).or(past.last.filter(|_| STICKY_READS.get()));
+    let last = || session::look(shard, |past| past.last).flatten().filter(|_| STICKY_READS.get());
+    let last = session::pinned(shard).or_else(last);
     let token = needed(shard, demand);
     let mut heard = candidates.iter().filter_map(|candidate| candidate.heard);
     let forks =
@@ -223,40 +225,53 @@ fn forks(shard: Oid, token: Option<Mark>) -> Vec<Fork> {
 
 /// What the read must not miss, as far as its position is known.
 fn needed(shard: Oid, demand: &Demand) -> Option<Mark> {
-    let past = demand.session.then(|| session::past(shard));
-    let marks = [
-        demand.token.as_ref().and_then(|token| token.mark(print(shard))),
-        past.as_ref().and_then(|past| past.written.mark),
-        past.as_ref().and_then(|past| past.seen.mark),
-        past.as_ref().and_then(|_| session::observed_mark(|| print(shard))),
-    ];
-    marks.into_iter().flatten().reduce(Mark::merge)
+    let token = demand.token.as_ref().and_then(|token| token.mark(print(shard)));
+    let of_session = || {
+        let known = session::look(shard, |past| [past.written.mark, past.seen.mark]).unwrap_or_default();
+        known.into_iter().chain([session::observed_mark(|| print(shard))])
+    };
+    let marks = demand.session.then(of_session).into_iter().flatten().chain([token]);
+    marks.flatten().reduce(Mark::merge)
+}
+
+thread_local! {
+    /// By the shard's server: the generation of the catalog, and how tokens name the shard.
+    static PRINTS: RefCell<HashMap<Oid, (u64, ShardPrint)>> = RefCell::default();
 }
 
 /// A shard as tokens name it.
 pub fn print(shard: Oid) -> ShardPrint {
-    ShardPrint::of(&servers::name(shard))
+    let generation = generation();
+    let known = PRINTS.with_borrow(|prints| prints.get(&shard).copied());
+    if let Some((_, print)) = known.filter(|(own, _)| *own == generation) {
+        return print;
+    }
+    let print = ShardPrint::of(&servers::name(shard));
+    PRINTS.with_borrow_mut(|prints| prints.insert(shard, (generation, print)));
+    print
 }
 
 /// Whether the session knows of an older timeline only, and has used the shard since: where that is now may be on a newer
 /// one, which replicas have.
 fn is_left_behind(shard: Oid, decision: &Decision) -> bool {
     let is_newer = |(_, verdict): &(u32, Verdict)| *verdict == Verdict::Not(Why::NewerTimeline);
-    let past = session::past(shard);
-    let has_notes = !past.seen.pending.is_empty() || !past.written.pending.is_empty();
-    has_notes && decision.considered.iter().any(is_newer)
+    let has_notes = |past: &session::Past| !past.seen.pending.is_empty() || !past.written.pending.is_empty();
+    session::look(shard, has_notes).unwrap_or(false) && decision.considered.iter().any(is_newer)
 }
 
 /// Whether the session has written or seen something of which only the primary knows where it is.
 fn has_used_primary(shard: Oid) -> bool {
-    let past = session::past(shard);
-    past.seen.pending.iter().chain(&past.written.pending).any(|note| note.link == PRIMARY)
+    let has_used =
+        |past: &session::Past| past.seen.pending.iter().chain(&past.written.pending).any(|note| note.link == PRIMARY);
+    session::look(shard, has_used).unwrap_or(false)
 }
 
 /// Whether something was written or seen of which only the server is known, another one than the chosen one.
 fn is_to_be_resolved(shard: Oid, chosen: &Chosen) -> bool {
-    let past = session::past(shard);
-    past.seen.pending.iter().any(|note| !note.is_on(&chosen.connection)) || !past.written.pending.is_empty()
+    let is_elsewhere = |past: &session::Past| {
+        past.seen.pending.iter().any(|note| !note.is_on(&chosen.connection)) || !past.written.pending.is_empty()
+    };
+    session::look(shard, is_elsewhere).unwrap_or(false)
 }
 
 /// Waits for the replica decided on if it is to be asked.

@@ -114,23 +114,23 @@ pub fn of(shard: Oid) -> Vec<Server> {
         weight: 1.0,
         zone: String::new(),
         admission: Admission::All,
-        heard: heard(shard),
+        heard: heard_of(shard, shared::observation(shard)),
         may_ask: true,
     };
     let replica = |replica: &Replica| {
-        let rotation = shared::observation(replica.server).map(|observation| observation.rotation);
+        let observation = shared::observation(replica.server);
         Server {
             oid: replica.server,
             is_primary: false,
             weight: replica.weight,
             zone: replica.zone.clone(),
-            admission: match rotation {
+            admission: match observation.map(|observation| observation.rotation) {
                 _ if replica.is_drained => Admission::None,
                 Some(Rotation::Out | Rotation::Drained) => Admission::None,
                 Some(Rotation::OutOfReadYourWrites) => Admission::WithoutToken,
                 Some(Rotation::In) | None => Admission::All,
             },
-            heard: heard(replica.server),
+            heard: heard_of(replica.server, observation),
             may_ask: !was_asked_in_vain(replica.server),
         }
     };
@@ -150,7 +150,11 @@ pub fn has_replicas(shard: Oid) -> bool {
 
 /// The newest that is known of a server.
 pub fn heard(server: Oid) -> Option<Heard> {
-    let sampled = shared::observation(server);
+    heard_of(server, shared::observation(server))
+}
+
+/// The newest that is known of a server, by what the sampler has heard or this session.
+fn heard_of(server: Oid, sampled: Option<Observation>) -> Option<Heard> {
     let age = sampled.map(|observation| now().since(observation.taken_at));
     let own = HEARD.with_borrow(|heard| heard.get(&server).map(|(when, heard)| (when.elapsed(), *heard)));
     let sampled = sampled.zip(age).map(|(observation, age)| (age, of_observation(&observation, age)));

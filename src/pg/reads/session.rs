@@ -143,7 +143,12 @@ pub fn with<T>(shard: Oid, change: impl FnOnce(&mut Past) -> T) -> T {
     PASTS.with_borrow_mut(|pasts| change(pasts.entry(shard).or_default()))
 }
 
-/// What is known of a shard.
+/// Looks at what is known of a shard; `None`: nothing.
+pub fn look<T>(shard: Oid, look: impl FnOnce(&Past) -> T) -> Option<T> {
+    PASTS.with_borrow(|pasts| pasts.get(&shard).map(look))
+}
+
+/// A copy of what is known of a shard.
 pub fn past(shard: Oid) -> Past {
     PASTS.with_borrow(|pasts| pasts.get(&shard).cloned()).unwrap_or_default()
 }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_void, CStr, CString};
+use std::rc::Rc;
 use std::time::Duration;
 
 use pgrx::prelude::*;
@@ -84,21 +85,22 @@ pub fn cluster() -> Cluster {
 
 thread_local! {
     /// The last token that was read: the same one comes again and again.
-    static LAST: RefCell<Option<(CString, ReadToken)>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<(CString, Rc<ReadToken>)>> = const { RefCell::new(None) };
 }
 
 /// The token set for reads, if there is one.
 ///
 /// # Errors
 /// 22023: it is none, or not of this database.
-pub fn read_token() -> Result<Option<ReadToken>, Refusal> {
+pub fn read_token() -> Result<Option<Rc<ReadToken>>, Refusal> {
     let Some(text) = READ_TOKEN.get().filter(|text| !text.is_empty()) else { return Ok(None) };
-    let known = LAST.with_borrow(|last| last.as_ref().filter(|(own, _)| *own == text).map(|(_, token)| token.clone()));
+    let known =
+        LAST.with_borrow(|last| last.as_ref().filter(|(own, _)| *own == text).map(|(_, token)| Rc::clone(token)));
     if let Some(known) = known {
         return Ok(Some(known));
     }
-    let token = decode(&text)?;
-    LAST.set(Some((text, token.clone())));
+    let token = Rc::new(decode(&text)?);
+    LAST.set(Some((text, Rc::clone(&token))));
     Ok(Some(token))
 }
 
