@@ -147,3 +147,14 @@ def test_old_audits_are_forgotten(conn):
     conn.execute("SELECT shardmap._forget_old_audits('main')")
     kept = runs(conn)
     assert len(kept) == 1000 and kept[-1][0] == last
+
+
+def test_every_database_gets_its_turn(cluster, conn):
+    """More databases than there is room for workers; the one with audits to make comes last."""
+    for number in range(12):
+        conn.execute(f"CREATE DATABASE other_{number}")
+    late = cluster.new_database("late")
+    configure(conn, audit_interval="1s")
+    with psycopg.connect(late, autocommit=True) as there:
+        found = eventually(lambda: runs(there), lambda found: len(found) >= 2)
+    assert {run[1:] for run in found} == {("sample", 0, None)}
