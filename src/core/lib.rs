@@ -9,6 +9,7 @@
 
 pub mod alloc;
 pub mod balance;
+pub mod burden;
 pub mod capacity;
 pub mod checksum;
 pub mod deadlock;
@@ -29,6 +30,7 @@ pub mod pins;
 pub mod range;
 pub mod reads;
 pub mod reassign;
+pub mod relief;
 pub mod replica;
 pub mod reshard;
 pub mod ring;

@@ -14,8 +14,9 @@ use crate::error::MapError;
 use crate::export::KeyspaceExport;
 use crate::fraction::Fraction;
 use crate::ids::{KeyspaceName, ShardName, ShardNumber, Token};
-use crate::map::{KeyspaceMap, KeyspaceSpec, ShardState, Strategy};
+use crate::map::{KeyspaceMap, KeyspaceSpec, RangeOrder, ShardState, Strategy};
 use crate::parts::Keys;
+use crate::range::Bound;
 use crate::slots::{common_length, plain_slots, shortened, MAX_SLOTS};
 
 /// Why a part does not change hands. The fields are those of the message.
@@ -115,7 +116,8 @@ pub fn reassign(space: &KeyspaceExport, target: &ShardName, keys: &Keys) -> Resu
 }
 
 /// Returns the keyspace as it should be by its shards' states and wanted tokens and slots, and whether every key is with
-/// the shard that should have it already. Joining shards take part then, draining ones own nothing.
+/// the shard that should have it already. Joining shards take part then, draining ones own nothing; ranges
+/// of those go to their neighbours' owners.
 ///
 /// # Errors
 /// [`MapError`]: the keyspace is no map, or would be none.
@@ -141,9 +143,42 @@ pub fn wanted(space: &KeyspaceExport) -> Result<(KeyspaceExport, bool), MapError
             spec.slots = shortened(slots, &spec.shards);
         }
     }
+    if let Strategy::Range(order) = spec.strategy {
+        give_ranges(spec, order);
+    }
     let (old, new) = (KeyspaceMap::build(space.spec.clone())?, KeyspaceMap::build(wish.spec.clone())?);
     let is_so = diff(&old, &new).is_ok_and(|found| found.flows.is_empty() && found.ranges.is_empty());
     Ok((wish, is_so))
+}
+
+/// Gives the ranges of draining shards to their neighbours' owners: who has the keys before, else those after, else those
+/// beyond a gap.
+fn give_ranges(spec: &mut KeyspaceSpec, order: RangeOrder) {
+    let stays =
+        |name: &ShardName| spec.shards.iter().any(|shard| shard.name == *name && shard.state != ShardState::Draining);
+    let bound = |text: &Option<String>| text.as_ref().and_then(|text| Bound::parse(order, text));
+    spec.ranges.sort_by_cached_key(|range| bound(&range.lower));
+    for at in 0..spec.ranges.len() {
+        let Some((before, [range, after @ ..])) = spec.ranges.split_at_checked(at) else {
+            return;
+        };
+        if stays(&range.shard) {
+            continue;
+        }
+        let (below, above) =
+            (before.last().filter(|near| stays(&near.shard)), after.iter().find(|near| stays(&near.shard)));
+        let touches = below.is_some_and(|near| near.upper == range.lower)
+            || after.first().is_none_or(|near| near.lower != range.upper);
+        let near = if touches { below.or(above) } else { above.or(below) };
+        let any = spec.shards.iter().filter(|shard| stays(&shard.name)).min_by_key(|shard| shard.number);
+        let Some(owner) = near.map(|range| range.shard.clone()).or_else(|| any.map(|shard| shard.name.clone())) else {
+            return;
+        };
+        if let Some(range) = spec.ranges.get_mut(at) {
+            range.shard = owner;
+            range.version = spec.version + 1;
+        }
+    }
 }
 
 /// Returns arcs in ascending order, with those that touch as one; nothing if they are not on the ring, or none.
