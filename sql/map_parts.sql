@@ -56,9 +56,12 @@ BEGIN
       FROM (SELECT CASE WHEN space ? 'slots' THEN
                 ARRAY(SELECT s::integer FROM jsonb_array_elements_text(space -> 'slots') WITH ORDINALITY a (s, n) ORDER BY n) END AS slots) n
      WHERE k.name = space ->> 'name' AND k.slots IS DISTINCT FROM n.slots;
+    UPDATE shardmap.key_range r SET shard = n ->> 'shard', version = (n ->> 'version')::bigint
+      FROM jsonb_array_elements(space -> 'ranges') n
+     WHERE r.keyspace = space ->> 'name' AND r.lower IS NOT DISTINCT FROM n ->> 'lower' AND r.shard <> n ->> 'shard';
 END
 $$;
-COMMENT ON FUNCTION shardmap._save_owners(jsonb) IS 'gives the shards of a keyspace the states, tokens and slots that a keyspace, as _keyspace_json, says; does not publish';
+COMMENT ON FUNCTION shardmap._save_owners(jsonb) IS 'gives the shards of a keyspace the states, tokens, slots and ranges that a keyspace, as _keyspace_json, says; does not publish';
 REVOKE ALL ON FUNCTION shardmap._save_owners(jsonb) FROM PUBLIC;
 
 CREATE FUNCTION shardmap._reassign(keyspace text, target text, arcs int8multirange, modulus integer, remainders integer[]) RETURNS void
@@ -111,10 +114,21 @@ GRANT EXECUTE ON FUNCTION shardmap._is_empty(text) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._tell_wish(keyspace text, what text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    space jsonb := shardmap._keyspace_json(keyspace);
+    wish jsonb := shardmap._wanted_keyspace(keyspace);
+    moves text;
 BEGIN
-    IF shardmap._wanted_keyspace(keyspace) IS NOT NULL THEN
+    IF wish IS NOT NULL THEN
+        IF space ->> 'strategy' = 'range' THEN
+            SELECT string_agg(format('range %s from "%s" to "%s"', shardmap._range_text(p.lower, p.upper), p.giver, p.gainer), '; ' ORDER BY p.n)
+              INTO moves FROM shardmap._map_parts(shardmap._map_json(jsonb_build_array(space)), shardmap._map_json(jsonb_build_array(wish)))
+                WITH ORDINALITY p (giver, gainer, arcs, modulus, remainders, lower, upper, n);
+        ELSE
+            moves := shardmap._describe_flows(space, wish);
+        END IF;
         RAISE NOTICE '%', what
-            USING DETAIL = format('To move: %s.', shardmap._describe_flows(shardmap._keyspace_json(keyspace), shardmap._wish(keyspace))),
+            USING DETAIL = format('To move: %s.', moves),
                 HINT = format('The rows follow by shardmap.rebalance(%L).', keyspace);
     END IF;
 END

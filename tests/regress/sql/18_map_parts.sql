@@ -155,4 +155,25 @@ SELECT shardmap.import_map(:'map');
 SELECT slots, wanted_slots, version FROM shardmap.keyspace WHERE name = 'm';
 SELECT shardmap.drop_shard(name) FROM shardmap.shard WHERE keyspace = 'm';
 SELECT shardmap.drop_keyspace('m');
+
+\set VERBOSITY default
+-- Ranges of a shard that is to be emptied go to their neighbours' owners.
+SELECT shardmap.create_keyspace('r', 'range', range_order => 'integer');
+SELECT shardmap.add_shard('r' || n, :'host', :port, 'parts_' || n, keyspace => 'r') FROM generate_series(0, 2) n;
+SELECT shardmap.set_range('r', NULL, '100', 'r0') > 0 AND shardmap.set_range('r', '100', '200', 'r1') > 0
+    AND shardmap.set_range('r', '200', '300', 'r2') > 0 AND shardmap.set_range('r', '400', NULL, 'r1') > 0 AS set;
+CREATE TABLE t (k integer PRIMARY KEY);
+SELECT shardmap.distribute_table('t', 'k', 'r');
+INSERT INTO t SELECT generate_series(1, 299);
+SELECT shardmap.drain_shard('r1');
+SELECT p.giver, p.gainer, p.lower, p.upper FROM shardmap._map_parts(shardmap._map_json(jsonb_build_array(shardmap._keyspace_json('r'))),
+    shardmap._map_json(jsonb_build_array(shardmap._wanted_keyspace('r')))) p;
+SELECT lower, upper, shard FROM shardmap.key_range ORDER BY lower::integer NULLS FIRST;
+SELECT shardmap.drain_shard('r1', false);
+SELECT shardmap._wanted_keyspace('r');
+DELETE FROM t;
+SELECT shardmap.drain_shard('r1');
+SELECT lower, upper, shard FROM shardmap.key_range ORDER BY lower::integer NULLS FIRST;
+SELECT shardmap.undistribute_table('t');
+DROP TABLE t;
 SELECT count(shardmap.remote_execute('shard-0', format('DROP DATABASE %I WITH (FORCE)', 'parts_' || n), false)) FROM generate_series(0, 4) n;
