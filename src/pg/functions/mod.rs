@@ -9,6 +9,7 @@ pub mod parts;
 pub mod planning;
 pub mod preview;
 pub mod publish;
+pub mod relief;
 pub mod remote;
 pub mod tokens;
 pub mod verify;

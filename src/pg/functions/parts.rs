@@ -28,7 +28,7 @@ impl From<ReassignError> for Refusal {
     }
 }
 
-fn json(keyspace: KeyspaceExport) -> Vec<u8> {
+pub fn json(keyspace: KeyspaceExport) -> Vec<u8> {
     let json = to_json(&[keyspace]).unwrap_or_else(|error| Refusal::from(error).raise());
     encoding::server(&json).into_owned()
 }
