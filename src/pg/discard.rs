@@ -8,7 +8,6 @@ use std::ffi::c_char;
 use std::sync::OnceLock;
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use pgrx::prelude::*;
 
 use crate::pg::query::tree::cast;
@@ -25,9 +24,25 @@ pub fn init() {
     }
 }
 
+unsafe extern "C-unwind" {
+    // Source: tcop/utility.h. Called without the guard that pgrx puts around it.
+    fn standard_ProcessUtility(
+        planned: *mut pg_sys::PlannedStmt,
+        sql: *const c_char,
+        read_only_tree: bool,
+        context: pg_sys::ProcessUtilityContext::Type,
+        params: pg_sys::ParamListInfo,
+        environment: *mut pg_sys::QueryEnvironment,
+        dest: *mut pg_sys::DestReceiver,
+        completion: *mut pg_sys::QueryCompletion,
+    );
+}
+
+/// No `pg_guard`: an error of a statement that is none of ours keeps its position, constraint and table, which a panic
+/// does not carry. It passes by as Postgres raises it: nothing here is left to be dropped.
+///
 /// # Safety
 /// Called by Postgres with a utility statement.
-#[pg_guard]
 #[allow(clippy::too_many_arguments)] // Postgres' own
 unsafe extern "C-unwind" fn run(
     planned: *mut pg_sys::PlannedStmt,
@@ -39,28 +54,18 @@ unsafe extern "C-unwind" fn run(
     dest: *mut pg_sys::DestReceiver,
     completion: *mut pg_sys::QueryCompletion,
 ) {
-    let statement = (*planned).utilityStmt;
-    let discards_all = cast::<pg_sys::DiscardStmt>(statement, pg_sys::NodeTag::T_DiscardStmt)
+    let discards_all = cast::<pg_sys::DiscardStmt>((*planned).utilityStmt, pg_sys::NodeTag::T_DiscardStmt)
         .is_some_and(|discard| (*discard).target == pg_sys::DiscardMode::DISCARD_ALL);
-    // SAFETY: the previous hook may raise an error; the boundary turns it into a panic that pg_guard re-raises.
-    match PREVIOUS.get().copied().flatten() {
-        Some(previous) => pg_guard_ffi_boundary(|| {
-            previous(planned, sql, read_only_tree, context, params, environment, dest, completion)
-        }),
-        None => pg_sys::standard_ProcessUtility(
-            planned,
-            sql,
-            read_only_tree,
-            context,
-            params,
-            environment,
-            dest,
-            completion,
-        ),
-    }
+    let next = PREVIOUS.get().copied().flatten().unwrap_or(standard_ProcessUtility);
+    next(planned, sql, read_only_tree, context, params, environment, dest, completion);
     if discards_all {
-        reads::session::forget();
-        reads::doubt::forget();
-        remote::forget_lent();
+        forget();
     }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn forget() {
+    reads::session::forget();
+    reads::doubt::forget();
+    remote::forget_lent();
 }

@@ -65,6 +65,21 @@ def test_other_partitioned_tables_are_left_alone(db, conn):
     conn.execute("DROP TABLE p")
 
 
+def test_errors_of_utility_statements_keep_all_that_they_say(db, conn):
+    """Such as where they are in the statement, and which constraint they are about."""
+    conn.execute("CREATE TABLE one_only (i int CONSTRAINT one_only_i UNIQUE); INSERT INTO one_only VALUES (1)")
+    with pytest.raises(errors.UniqueViolation) as caught, conn.cursor().copy("COPY one_only FROM STDIN") as copy:
+        copy.write("1\n")
+    assert (caught.value.diag.constraint_name, caught.value.diag.table_name) == ("one_only_i", "one_only")
+    with pytest.raises(errors.UniqueViolation) as caught:
+        conn.execute("DO $$ BEGIN INSERT INTO one_only VALUES (1); END $$")
+    assert (caught.value.diag.constraint_name, caught.value.diag.table_name) == ("one_only_i", "one_only")
+    with pytest.raises(errors.UndefinedColumn) as caught:
+        conn.execute("CREATE VIEW no_view AS SELECT j FROM one_only")
+    assert caught.value.diag.statement_position == "31"
+    conn.execute("DROP TABLE one_only")
+
+
 def test_parallel_workers(db, conn):
     conn.execute("""SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0;
                     SET max_parallel_workers_per_gather = 2""")
