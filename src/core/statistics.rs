@@ -231,7 +231,17 @@ mod tests {
     fn layout_is_golden() {
         let file = encode(&sample()).unwrap();
         let (head, body) = file.split_once('\n').unwrap();
-        assert_eq!(head, "pg_shardmap statistics 1 7e56af6dcf4dce222abc73aa6cf624d3", "{body}");
+        assert_eq!(head, "pg_shardmap statistics 1 27be5a62395203ff07440bcdf154355f", "{body}");
+    }
+
+    #[test]
+    fn a_file_from_before_errors_and_waits_were_counted_is_read() {
+        let body = encode(&sample()).unwrap().split_once('\n').unwrap().1.replace(",\"errors\":2,\"waited_ns\":77", "");
+        let file = format!("{TITLE} 1 {:032x}\n{body}", md5_u128(body.as_bytes()));
+        assert!(file.starts_with("pg_shardmap statistics 1 7e56af6dcf4dce222abc73aa6cf624d3"));
+        let mut before = sample();
+        before.shards.iter_mut().for_each(|count| (count.errors, count.waited_ns) = (0, 0));
+        assert_eq!(decode(file.as_bytes()), Ok(before));
     }
 
     #[test]
