@@ -142,6 +142,7 @@ BEGIN
     PERFORM shardmap._check_move_server(job.source);
     PERFORM shardmap._check_move_server(job.target);
     PERFORM shardmap._check_source(job);
+    PERFORM shardmap._check_surroundings(job);
     FOR moved IN SELECT t.* FROM shardmap.move_table t WHERE t.move = job.id ORDER BY t.position LOOP
         here := shardmap._shard_layout(moved.relation, job.source);
         there := shardmap._shard_layout(moved.relation, job.target);

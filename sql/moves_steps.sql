@@ -84,7 +84,8 @@ COMMENT ON FUNCTION shardmap._source_snapshot(shardmap.move) IS 'what this step 
 REVOKE ALL ON FUNCTION shardmap._source_snapshot(shardmap.move) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._source_snapshot(shardmap.move) TO shardmap_admin;
 
--- A session that died may have left rows on the target that no committed watermark covers.
+-- A session that died may have left rows on the target that no committed watermark covers. Where the target would order the
+-- primary key in another way than the source did, that says nothing: the table is copied from its beginning again.
 CREATE FUNCTION shardmap._drop_uncovered(job shardmap.move) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -93,6 +94,12 @@ DECLARE
     total bigint := 0;
 BEGIN
     FOR moved IN SELECT t.* FROM shardmap.move_table t WHERE t.move = job.id AND NOT t.copied ORDER BY t.position LOOP
+        IF moved.watermark IS NOT NULL AND shardmap._key_order(moved.relation, moved.key_columns, job.source)
+            IS DISTINCT FROM shardmap._key_order(moved.relation, moved.key_columns, job.target)
+        THEN
+            PERFORM shardmap._restart_table(job.id, moved.position);
+            moved.watermark := NULL;
+        END IF;
         SELECT r[1] INTO dropped FROM shardmap.remote_rows(job.target, format('%sWITH gone AS (DELETE FROM ONLY %s WHERE %s AND %s '
             'RETURNING 1) SELECT pg_catalog.count(*)::pg_catalog.text AS rows FROM gone', shardmap._move_prefix(job),
             shardmap._shard_table(moved.relation), shardmap._move_condition(job, moved.relation), shardmap._beyond(moved, '>'))) r;
