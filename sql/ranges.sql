@@ -140,6 +140,8 @@ BEGIN
             RETURN met.version;
         END IF;
     END IF;
+    PERFORM shardmap._check_no_overlap(jsonb_populate_record(NULL::shardmap.move,
+        jsonb_build_object('keyspace', space.name, 'kind', 'range', 'lower', least, 'upper', most, 'except_keys', '{}'::text[])));
     PERFORM shardmap._lock_tables(keyspace);
     PERFORM shardmap._check_range_rows(space, least, most, shard);
     RETURN shardmap._save_range(keyspace, least, most, shard);

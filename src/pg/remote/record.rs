@@ -70,7 +70,9 @@ pub fn all() -> Vec<Record> {
     let mut records = Vec::new();
     if let Some(table) = table() {
         scan::rows(table, |row| {
-            let servers = row.get::<Vec<pg_sys::Oid>>("servers").unwrap_or_default();
+            // NULL: the server of a shard that this very transaction has dropped. Nobody can be asked for its part any more.
+            let servers = row.get::<Vec<Option<pg_sys::Oid>>>("servers").unwrap_or_default();
+            let servers = servers.into_iter().flatten().collect();
             records.extend(row.text("id").map(|id| Record { id, servers }));
         });
     }
