@@ -16,8 +16,9 @@ from gauntlet import table
 from gauntlet.arena import Arena
 from gauntlet.faults import FAULTS
 from gauntlet.ledger import Ledger, Stored, differences
+from gauntlet.plans import hot_key
 from gauntlet.runner import open_cluster, play
-from gauntlet.scenarios import SCENARIOS, Scenario, hot_key, missing_points, through
+from gauntlet.scenarios import SCENARIOS, Scenario, missing_points, through
 
 LONG = os.environ.get("GAUNTLET") == "long"
 MINUTES = float(os.environ.get("GAUNTLET_MINUTES") or 0)

@@ -15,6 +15,7 @@ use pgrx::pg_sys;
 use pgrx::PgSqlErrorCode;
 use shardmap_core::two_phase::{protocol, Protocol};
 
+use super::crash;
 use super::failure::{Failure, Result};
 use super::link::Link;
 use super::transaction::{administers, leave};
@@ -120,6 +121,7 @@ fn one_phase(links: &[Rc<Link>]) -> Result<()> {
         }
         leave(link);
         committed.push(&link.target.server);
+        crash::at("shard_committed", at + 1);
     }
     others.into_iter().for_each(|link| end(link));
     Ok(())

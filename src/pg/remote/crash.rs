@@ -5,7 +5,7 @@
 //! instead, which only the points before the local commit take. The points, in their order:
 //! `before_prepare`, `prepare_sent`, `after_prepare:N`, `before_decide`, `after_decide`; then, the transaction being
 //! committed here, `after_local_commit`, `commit_sent`, `after_commit:N`; or, being aborted, `before_rollback`,
-//! `after_rollback`. Several between commas are possible.
+//! `after_rollback`. In one phase: `shard_committed:N`, after the N-th shard's commit. Several between commas are possible.
 
 use pgrx::PgSqlErrorCode;
 

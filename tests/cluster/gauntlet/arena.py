@@ -36,7 +36,7 @@ class Arena:
         self.ranked = list(range(1, tenants + 1))
         random.Random(f"{seed}/ranks").shuffle(self.ranked)
         self.hot = self.ranked[:max(1, tenants // 100)]
-        self.dsn, self.proxies = cluster.dsn(name), {}
+        self.dsn, self.proxies, self.turn = cluster.dsn(name), {}, 0
         self.proxied, self.crew, self.around = proxied, None, None
 
     def create(self):

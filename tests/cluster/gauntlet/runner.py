@@ -18,7 +18,8 @@ from .ledger import Finding
 from .scenarios import chance_of
 from .table import Row
 
-SETTINGS = {"shardmap.cleanup_delay": "0", "shardmap.move_batch_rows": "50", "shardmap.resolve_interval": "1"}
+SETTINGS = {"shardmap.cleanup_delay": "0", "shardmap.move_batch_rows": "50", "shardmap.resolve_interval": "1",
+            "shardmap.lag_sample_interval": "200ms"}
 NUMBERS = itertools.count(1)
 ENOUGH = 5  # steps of each client before the first move
 

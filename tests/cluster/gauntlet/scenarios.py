@@ -12,6 +12,8 @@ import psycopg
 
 from .disk import has_small_disks, small_disk
 from .drive import Drive, WorkerDrive
+from .lag import lagging_replica
+from .plans import hot_key
 from .troubles import SERVERS, Cut, KillSession
 
 COMMIT = ("before_prepare", "prepare_sent", "after_prepare:1", "before_decide", "after_decide", "after_local_commit", "commit_sent",
@@ -19,7 +21,8 @@ COMMIT = ("before_prepare", "prepare_sent", "after_prepare:1", "before_decide", 
 POINTS = ("move_hidden", "move_logging", "move_batch:2", *COMMIT, "move_batch:3", "move_copied", "move_caught_up", "move_verified",
           "move_fenced", "move_flip", "move_flipped", "move_cleaning:1", "move_cleaning:2", "move_done")
 GIVEN_UP = ("move_rollback",)
-MOVES_POINTS = tuple(point for point in POINTS if point.startswith("move_"))
+ALONE = ("move_logging", "move_batch:2", "shard_committed:1", "shard_committed:2", "shard_committed:2", "move_batch:3", "move_fenced",
+         "move_cleaning:1")
 FEW = ("move_batch:2", "move_verified", "move_fenced", "move_flip", "move_cleaning:1")
 NAMED = r"""
 SELECT DISTINCT point[1] FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace AND n.nspname = 'shardmap',
@@ -48,17 +51,6 @@ def missing_points(arena):
     """Points of the product that no scenario names."""
     known = {point.split(":")[0] for point in (*POINTS, *GIVEN_UP)}
     return sorted(set(arena.psql(NAMED).split()) - known)
-
-
-# Plans.
-
-
-def hot_key(arena):
-    """The hottest tenant goes to the next shard."""
-    tenant = arena.hot[0]
-    target = (arena.number(arena.owner(tenant)) + 1) % arena.shards
-    with arena.connect() as conn:
-        return conn.execute("SELECT move FROM shardmap.move_key(%s, %s, %s)", [tenant, f"shard-{target}", arena.keyspace]).fetchall()
 
 
 # Ways to drive.
@@ -122,7 +114,7 @@ SCENARIOS = (
     Scenario("hot key, modulo", hot_key, times(3), strategy="modulo", calm=True),
     Scenario("hot key, range", hot_key, times(3), strategy="range", calm=True),
     Scenario("hot key, session killed", hot_key, through(POINTS, KillSession()), short=True),
-    Scenario("hot key, session killed, one phase", hot_key, through(MOVES_POINTS, KillSession()), settings=ONE_PHASE),
+    Scenario("hot key, session killed, one phase", hot_key, through(ALONE, KillSession()), settings=ONE_PHASE, short=True),
     Scenario("hot key, servers killed at some points", hot_key, through(FEW, *SERVERS), short=True),
     Scenario("hot key, servers killed", hot_key, all_through(POINTS, *SERVERS)),
     Scenario("hot key, cut off at some points", hot_key, through(FEW, *CUTS), arena={"proxied": True}, short=True),
@@ -133,6 +125,7 @@ SCENARIOS = (
     Scenario("hot key, given up", hot_key, give_up, short=True),
     Scenario("hot key, disk of the target full", hot_key, disk_full, arena={"hot_items": 20_000}, settings={"shardmap__move_batch_rows": "2000"},
              around=small_disk, can_play=has_small_disks, short=True),
+    Scenario("hot key, replica of the target lags", hot_key, lagging_replica, short=True),
 )
 
 
