@@ -13,7 +13,7 @@ import psycopg
 from .disk import has_small_disks, small_disk
 from .drive import Drive, WorkerDrive
 from .lag import lagging_replica
-from .plans import hot_key
+from .plans import hot_key, one_less_one_more, one_more_one_less, range_there_and_back, split_and_merge
 from .troubles import SERVERS, Cut, KillSession
 
 COMMIT = ("before_prepare", "prepare_sent", "after_prepare:1", "before_decide", "after_decide", "after_local_commit", "commit_sent",
@@ -126,6 +126,22 @@ SCENARIOS = (
     Scenario("hot key, disk of the target full", hot_key, disk_full, arena={"hot_items": 20_000}, settings={"shardmap__move_batch_rows": "2000"},
              around=small_disk, can_play=has_small_disks, short=True),
     Scenario("hot key, replica of the target lags", hot_key, lagging_replica, short=True),
+    Scenario("add and drain shard", one_more_one_less, times(3), calm=True, short=True),
+    Scenario("modulo N to M", one_more_one_less, times(3), strategy="modulo", calm=True),
+    Scenario("drain and keep shard", one_less_one_more, times(2), calm=True),
+    Scenario("range split", range_there_and_back, times(3), strategy="range", calm=True, short=True),
+    Scenario("split hot, merge cold", split_and_merge, times(3), calm=True, short=True),
+    Scenario("split hot, merge cold, modulo", split_and_merge, times(3), strategy="modulo", calm=True),
+    Scenario("split hot, merge cold, range", split_and_merge, times(3), strategy="range", calm=True),
+    Scenario("add and drain shard, session killed", one_more_one_less, through(POINTS, KillSession())),
+    Scenario("add and drain shard, servers killed at some points", one_more_one_less, through(FEW, *SERVERS), short=True),
+    Scenario("add and drain shard, servers killed", one_more_one_less, all_through(POINTS, *SERVERS)),
+    Scenario("add and drain shard by workers, servers killed at some points", one_more_one_less, through(FEW, *SERVERS), drive=WorkerDrive),
+    Scenario("add and drain shard, cut off", one_more_one_less, through(POINTS, *CUTS), arena={"proxied": True}),
+    Scenario("modulo N to M, session killed", one_more_one_less, through(POINTS, KillSession()), strategy="modulo"),
+    Scenario("modulo N to M, servers killed at some points", one_more_one_less, through(FEW, *SERVERS), strategy="modulo"),
+    Scenario("range split, session killed", range_there_and_back, through(POINTS, KillSession()), strategy="range"),
+    Scenario("range split, servers killed at some points", range_there_and_back, through(FEW, *SERVERS), strategy="range"),
 )
 
 
