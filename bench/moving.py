@@ -101,6 +101,7 @@ def speed():
     copies, moves, flips, most = [], [], [], 0.0
     base = move(small, "shard-1")[2]
     for number in range(ROUNDS):
+        settle(shards[:2])  # or else a move would meet the dead rows of the one before, and COPY none
         copies.append(pipe(shards[0], shards[1], "plain_source"))
         copied, flipped, memory = move(key, f"shard-{1 - number % 2}")
         moves.append(copied)
