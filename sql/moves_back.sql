@@ -35,7 +35,7 @@ BEGIN
         PERFORM shardmap._update_move(job.id, '{"logs_back": true, "last_error": null}');
         RETURN 'plain';
     EXCEPTION
-        WHEN lock_not_available THEN
+        WHEN lock_not_available OR deadlock_detected THEN
             PERFORM shardmap._update_move(job.id, jsonb_build_object('last_error', SQLERRM));
     END;
     PERFORM pg_sleep(0.2 + random() * 0.3);

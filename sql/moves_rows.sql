@@ -85,6 +85,7 @@ COMMENT ON FUNCTION shardmap._install_log(shardmap.move) IS 'lets triggers on th
 REVOKE ALL ON FUNCTION shardmap._install_log(shardmap.move) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._install_log(shardmap.move) TO shardmap_admin;
 
+-- The triggers first, by table: who writes it holds that, and waits for the log.
 CREATE FUNCTION shardmap._remove_log(job shardmap.move) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -92,11 +93,18 @@ DECLARE
     found text;
 BEGIN
     FOREACH shard IN ARRAY ARRAY[job.source, job.target] LOOP
+        -- At once on each: a statement over all shards may hold a lock on the other one.
+        FOR found IN SELECT r[1] FROM shardmap.remote_rows(shard, format(
+            'SELECT pg_catalog.string_agg(pg_catalog.format(''DROP TRIGGER %%I ON %%s'', t.tgname, t.tgrelid::pg_catalog.regclass), ''; '')::text AS drops '
+            'FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace '
+            'WHERE n.nspname IN (%L, %L) GROUP BY t.tgrelid', shardmap._move_schema(job.id), shardmap._move_schema(job.id) || '_back')) r
+        LOOP
+            PERFORM shardmap.remote_execute(shard, found, false);
+        END LOOP;
         SELECT r[1] INTO found FROM shardmap.remote_rows(shard, format(
             'SELECT pg_catalog.string_agg(pg_catalog.quote_ident(n.nspname), '', '')::text AS names FROM pg_catalog.pg_namespace n WHERE n.nspname IN (%L, %L)',
             shardmap._move_schema(job.id), shardmap._move_schema(job.id) || '_back')) r;
         IF found IS NOT NULL THEN
-            -- At once on each: a statement over all shards may hold a lock on the other one.
             PERFORM shardmap.remote_execute(shard, format('SET LOCAL client_min_messages = error; DROP SCHEMA %s CASCADE', found), false);
         END IF;
     END LOOP;

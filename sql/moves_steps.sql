@@ -38,11 +38,13 @@ COMMENT ON FUNCTION shardmap._have_readers_gone(shardmap.move) IS 'whether nobod
 REVOKE ALL ON FUNCTION shardmap._have_readers_gone(shardmap.move) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._have_readers_gone(shardmap.move) TO shardmap_admin;
 
+-- Less than what makes Postgres look for deadlocks: it is the move that gives way, and no writer.
 CREATE FUNCTION shardmap._limit_locks() RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT set_config('lock_timeout', current_setting('shardmap.fence_timeout'), true)
+    SELECT set_config('lock_timeout', greatest(EXTRACT(epoch FROM least(current_setting('shardmap.fence_timeout')::interval,
+        current_setting('deadlock_timeout')::interval * 0.8)) * 1000, 1)::integer::text, true)
 $$;
-COMMENT ON FUNCTION shardmap._limit_locks() IS 'lets this transaction wait for locks, here and on shards, as long as a fence may last';
+COMMENT ON FUNCTION shardmap._limit_locks() IS 'lets this transaction wait for locks, here and on shards, as long as a fence may last, and not until a deadlock is looked for';
 REVOKE ALL ON FUNCTION shardmap._limit_locks() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._limit_locks() TO shardmap_admin;
 
@@ -64,7 +66,7 @@ BEGIN
             PERFORM shardmap._update_move(job.id, '{"readers": null, "last_error": null}', 'prepared');
             RETURN 'snapshot';
         EXCEPTION
-            WHEN lock_not_available THEN
+            WHEN lock_not_available OR deadlock_detected THEN
                 PERFORM shardmap._update_move(job.id, jsonb_build_object('last_error', SQLERRM));
         END;
         PERFORM pg_sleep(0.2 + random() * 0.3);
@@ -289,7 +291,7 @@ BEGIN
         PERFORM shardmap._limit_locks();
         PERFORM shardmap._remove_log(job);
     EXCEPTION
-        WHEN lock_not_available THEN
+        WHEN lock_not_available OR deadlock_detected THEN
             PERFORM shardmap._update_move(job.id, jsonb_build_object('last_error', SQLERRM));
             PERFORM pg_sleep(0.2 + random() * 0.3);
             RETURN 'plain';

@@ -5,6 +5,7 @@ import threading
 
 import psycopg
 import pytest
+from patience import lock_waiters
 from tenants import plan, run
 
 STEPS = ("move_hidden", "move_logging", "move_batch:3", "move_copied", "move_caught_up", "move_verified", "move_fenced", "move_flip",
@@ -187,6 +188,25 @@ def test_a_locked_row_is_a_writer(tenants, conn, crew):
         writer.execute("COMMIT")
         crew.stop()
     assert conn.execute("SELECT balance FROM account WHERE tenant = %s AND id = 1", (tenant,)).fetchone() == (1,)
+
+
+def test_a_writer_is_no_victim_of_cleaning(tenants, conn, crew):
+    """Dropping the log takes the locks of a writer in the other order: it gives way, however long a fence may last."""
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 1)
+    with tenants.connect(shardmap__crash_point="move_flipped=error") as runner, pytest.raises(psycopg.Error, match="crash point"):
+        run(runner, number)
+    dsn = tenants.cluster.shard_dsn(1)
+    with (psycopg.connect(dsn) as writer, psycopg.connect(dsn, autocommit=True) as watch,
+          tenants.connect(shardmap__fence_timeout="60s") as runner):
+        writer.execute("SELECT FROM entry WHERE tenant = %s FOR UPDATE", (tenant,))
+        crew.start(lambda over: run(runner, number))
+        wait_until(crew, lambda: lock_waiters(watch))
+        writer.execute("UPDATE account SET balance = 9 WHERE tenant = %s", (tenant,))
+        writer.commit()
+        crew.stop()
+    assert tenants.move(conn, number)["state"] == "done" and tenants.left_behind() == []
+    assert conn.execute("SELECT DISTINCT balance FROM account WHERE tenant = %s", (tenant,)).fetchall() == [(9,)]
 
 
 def test_a_reader_from_before_sees_no_copies(tenants, conn, crew):
