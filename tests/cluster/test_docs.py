@@ -31,7 +31,7 @@ ADDRESS = re.compile(r"host => '10\.0\.0\.(?P<number>\d+)', dbname => 'app'")
 PASSWORDS = "host all app,alice all scram-sha-256\n"
 
 # What a page takes for granted: README's reader has a table and no extension yet.
-BEFORE = {"README": "CREATE TABLE objects (file_key text, id bigint); INSERT INTO objects VALUES ('f1', 1), ('f2', 2)"}
+BEFORE = {"README": "CREATE TABLE objects (file_key text, id bigint, PRIMARY KEY (file_key, id)); INSERT INTO objects VALUES ('f1', 1), ('f2', 2)"}
 
 
 def blocks(page):
