@@ -21,6 +21,7 @@ COMMIT = ("before_prepare", "prepare_sent", "after_prepare:1", "before_decide", 
 POINTS = ("move_hidden", "move_logging", "move_batch:2", *COMMIT, "move_batch:3", "move_copied", "move_caught_up", "move_verified",
           "move_fenced", "move_flip", "move_flipped", "move_cleaning:1", "move_cleaning:2", "move_done")
 GIVEN_UP = ("move_rollback",)
+TAKEN_BACK = ("move_logging_back", "move_reversed")
 ALONE = ("move_logging", "move_batch:2", "shard_committed:1", "shard_committed:2", "shard_committed:2", "move_batch:3", "move_fenced",
          "move_cleaning:1")
 FEW = ("move_batch:2", "move_verified", "move_fenced", "move_flip", "move_cleaning:1")
@@ -49,7 +50,7 @@ class Scenario:
 
 def missing_points(arena):
     """Points of the product that no scenario names."""
-    known = {point.split(":")[0] for point in (*POINTS, *GIVEN_UP)}
+    known = {point.split(":")[0] for point in (*POINTS, *GIVEN_UP, *TAKEN_BACK)}
     return sorted(set(arena.psql(NAMED).split()) - known)
 
 
@@ -92,6 +93,15 @@ def give_up(drive, _):
     drive.finish()
 
 
+def take_back(drive, _):
+    """Killed when the target owns the rows, then taken back with all that was written since, and killed on the way."""
+    drive.troubles([("move_logging_back", KillSession()), ("move_flipped", KillSession())])
+    with drive.arena.connect() as conn:
+        conn.execute("SELECT shardmap.rollback_move(%s)", [drive.under_way()["id"]])
+    drive.troubles([("move_reversed", KillSession()), ("move_rollback", KillSession())])
+    drive.finish()
+
+
 def disk_full(drive, _):
     """The target has no room for the rows, until there is."""
     drive.ensure_planned()
@@ -123,6 +133,10 @@ SCENARIOS = (
     Scenario("hot key by a worker, servers killed at some points", hot_key, through(FEW, *SERVERS), drive=WorkerDrive, short=True),
     Scenario("hot key by a worker, servers killed", hot_key, all_through(POINTS, *SERVERS), drive=WorkerDrive),
     Scenario("hot key, given up", hot_key, give_up, short=True),
+    Scenario("hot key, taken back", hot_key, take_back, short=True),
+    Scenario("add and drain shard, taken back", one_more_one_less, take_back),
+    Scenario("modulo N to M, taken back", one_more_one_less, take_back, strategy="modulo"),
+    Scenario("range split, taken back", range_there_and_back, take_back, strategy="range"),
     Scenario("hot key, disk of the target full", hot_key, disk_full, arena={"hot_items": 20_000}, settings={"shardmap__move_batch_rows": "2000"},
              around=small_disk, can_play=has_small_disks, short=True),
     Scenario("hot key, replica of the target lags", hot_key, lagging_replica, short=True),
