@@ -8,8 +8,8 @@ SETUP = """
 CREATE TABLE account (tenant int, id int, balance bigint NOT NULL, note text, twice bigint GENERATED ALWAYS AS (balance * 2) STORED,
     PRIMARY KEY (tenant, id));
 CREATE TABLE entry (id bigint, tenant int NOT NULL, account int, at timestamptz NOT NULL DEFAULT '2024-05-06 07:08:09+02', PRIMARY KEY (id, tenant));
-INSERT INTO account SELECT t, i, 0, repeat(E'\\t\\\\N\\n', i % 3) FROM generate_series(1, 300) t, generate_series(1, 40) i;
-INSERT INTO entry SELECT t * 1000 + i, t, i FROM generate_series(1, 300) t, generate_series(1, 40) i;
+INSERT INTO account SELECT t, i, 0, repeat(E'\\t\\\\N\\n', i % 3) FROM generate_series(1, 600) t, generate_series(1, 40) i;
+INSERT INTO entry SELECT t * 1000 + i, t, i FROM generate_series(1, 600) t, generate_series(1, 40) i;
 SELECT shardmap.distribute_table('account', 'tenant');
 SELECT shardmap.distribute_table('entry', 'tenant');
 """
@@ -24,12 +24,14 @@ class Tenants:
         self.cluster = cluster
         cluster.psql(SETUP)
         owners = [line.split("|") for line in cluster.psql(
-            "SELECT t, right(shard_for(t), 1) FROM generate_series(1, 300) t").splitlines()]
+            "SELECT t, right(shard_for(t), 1) FROM generate_series(1, 600) t").splitlines()]
         self._fresh = {n: iter([int(t) for t, owner in owners if int(owner) == n]) for n in range(SHARDS)}
 
     def fresh(self, shard=0):
         """A tenant that no test has moved."""
-        return next(self._fresh[shard])
+        tenant = next(self._fresh[shard], None)
+        assert tenant, "all tenants were moved by tests: make more of them"
+        return tenant
 
     def connect(self, **settings):
         options = " ".join(f"-c {name.replace('__', '.')}={value}" for name, value in settings.items())
