@@ -30,6 +30,7 @@ mod savepoint;
 pub mod settings;
 pub mod stats;
 mod transfer;
+mod worker;
 
 static AREAS: [&dyn area::Shared; 4] = [&stats::Area, &remote::CONNECTIONS, &replicas::shared::AREA, &resolver::AREA];
 

@@ -1,14 +1,12 @@
 //! One auditor: the audits that are due in its database.
 
-use std::panic::AssertUnwindSafe;
-
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::panic::CaughtError;
+use pgrx::pg_sys;
 use pgrx::prelude::*;
-use pgrx::{pg_sys, PgTryBuilder};
 
 use crate::pg::remote::resolve;
 use crate::pg::resolver;
+use crate::pg::worker::{self, Failure};
 
 /// Source: miscadmin.h.
 const SECURITY_RESTRICTED_OPERATION: i32 = 2;
@@ -99,33 +97,9 @@ impl Due {
 
 /// Runs a step in a transaction of its own. `Err`: what went wrong, and it was rolled back.
 fn in_transaction<T>(step: impl FnOnce() -> spi::Result<T>) -> Result<T, String> {
-    // SAFETY: begins and ends a transaction in a background worker, outside of any; a snapshot is popped as it was pushed.
-    unsafe {
-        pg_sys::SetCurrentStatementStartTimestamp();
-        pg_sys::StartTransactionCommand();
-        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-        pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, c"auditing the map".as_ptr());
-    }
-    let outcome = PgTryBuilder::new(AssertUnwindSafe(|| step().map_err(|error| error.to_string())))
-        .catch_others(|error| Err(text(&error)))
-        .execute();
-    // SAFETY: as above; after an error the transaction is rolled back, snapshot and all.
-    unsafe {
-        if outcome.is_ok() {
-            pg_sys::PopActiveSnapshot();
-            pg_sys::CommitTransactionCommand();
-        } else {
-            pg_sys::AbortCurrentTransaction();
-        }
-        pg_sys::pgstat_report_stat(true);
-        pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, std::ptr::null());
-    }
-    outcome
-}
-
-fn text(error: &CaughtError) -> String {
-    let (CaughtError::PostgresError(report)
-    | CaughtError::ErrorReport(report)
-    | CaughtError::RustPanic { ereport: report, .. }) = error;
-    report.message().to_owned()
+    // SAFETY: an activity with a static text.
+    unsafe { pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, c"auditing the map".as_ptr()) };
+    let outcome = worker::transaction(false, || Ok::<_, Failure>(step()?));
+    worker::is_idle();
+    outcome.map_err(|failure| failure.message)
 }

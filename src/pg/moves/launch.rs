@@ -11,11 +11,12 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::PgXactCallbackEvent;
 
-use super::worker::{transaction, NAME};
+use super::worker::NAME;
 use crate::pg::clock::now;
 use crate::pg::error::Refusal;
 use crate::pg::replicas::registry;
 use crate::pg::resolver;
+use crate::pg::worker::{transaction, Failure};
 
 /// Between two looks while there are moves to run; whoever has something to do calls for one at once.
 const PAUSE: i64 = 5_000_000;
@@ -74,7 +75,7 @@ pub fn start_due() {
     let seen = due.load(Ordering::Acquire);
     let claimed = transaction(false, || {
         if registry::table(c"move_run").is_none() {
-            return Ok(Vec::new());
+            return Ok::<_, Failure>(Vec::new());
         }
         Spi::connect_mut(|client| {
             let mut moves = Vec::new();
@@ -82,7 +83,7 @@ pub fn start_due() {
                 let role = row.get::<pg_sys::Oid>(2)?;
                 moves.push((row.get::<i64>(1)?.unwrap_or(0), role, row.get::<i64>(3)?.unwrap_or(0)));
             }
-            spi::Result::Ok(moves)
+            Ok(moves)
         })
     });
     let moves = match claimed {

@@ -6,15 +6,14 @@
 //! a signal to stop is obeyed at once, wherever the step is. Read `launch.rs` for who starts it.
 
 use std::ffi::c_int;
-use std::panic::AssertUnwindSafe;
 
 use pgrx::bgworkers::BackgroundWorker;
-use pgrx::pg_sys::panic::CaughtError;
+use pgrx::pg_sys;
 use pgrx::prelude::*;
-use pgrx::{pg_sys, PgTryBuilder};
 
 use super::{hold, launch, settings};
 use crate::pg::resolver;
+use crate::pg::worker::{transaction, Failure};
 
 pub const NAME: &str = "pg_shardmap mover";
 /// Whoever wants a lock that this one is in the way of, DROP EXTENSION say, is not to fail by a deadlock.
@@ -24,63 +23,14 @@ const BEGIN: &str = "SELECT shardmap._begin_run($1)";
 const STEP: &str = "SELECT shardmap._move_step($1)";
 const NOTE: &str = "SELECT shardmap._note_failure($1, $2)";
 
-/// Why a transaction failed.
-pub struct Failure {
-    pub code: PgSqlErrorCode,
-    pub message: String,
-}
-
-impl From<CaughtError> for Failure {
-    fn from(caught: CaughtError) -> Self {
-        let (CaughtError::PostgresError(report)
-        | CaughtError::ErrorReport(report)
-        | CaughtError::RustPanic { ereport: report, .. }) = caught;
-        Self { code: report.sql_error_code(), message: report.message().to_owned() }
-    }
-}
-
-/// Runs `work` in a transaction of its own. `snapshot`: with one snapshot for all that it reads.
-pub fn transaction<T>(snapshot: bool, work: impl FnOnce() -> spi::Result<T>) -> Result<T, Failure> {
-    // SAFETY: begins and ends a transaction in a background worker, outside of any; its isolation is set before its first
-    // snapshot. After an error it is rolled back, snapshot and all; commit may raise one as well.
-    let outcome = unsafe {
-        PgTryBuilder::new(AssertUnwindSafe(|| {
-            pg_sys::SetCurrentStatementStartTimestamp();
-            pg_sys::StartTransactionCommand();
-            if snapshot {
-                pg_sys::XactIsoLevel = pg_sys::XACT_REPEATABLE_READ as c_int;
-            }
-            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-            let done = work();
-            let done = done
-                .map_err(|error| Failure { code: PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, message: error.to_string() });
-            if done.is_ok() {
-                pg_sys::PopActiveSnapshot();
-                pg_sys::CommitTransactionCommand();
-            }
-            done
-        }))
-        .catch_others(|error| Err(error.into()))
-        .execute()
-    };
-    // SAFETY: as above.
-    unsafe {
-        if outcome.is_err() {
-            pg_sys::AbortCurrentTransaction();
-        }
-        pg_sys::pgstat_report_stat(true);
-    }
-    outcome
-}
-
 fn ask(snapshot: bool, sql: &str, id: i64) -> Result<Option<String>, Failure> {
-    transaction(snapshot, || Spi::get_one_with_args::<String>(sql, &[id.into()]))
+    transaction(snapshot, || Ok(Spi::get_one_with_args::<String>(sql, &[id.into()])?))
 }
 
 /// Takes steps until there is none, or one fails.
 fn run(id: i64) -> Result<(), Failure> {
     let slots = settings::max_workers();
-    if !transaction(false, || Ok(hold::take_slot(slots)))? {
+    if !transaction(false, || Ok::<_, Failure>(hold::take_slot(slots)))? {
         return Ok(());
     }
     let mut next = ask(false, BEGIN, id)?;
@@ -108,7 +58,9 @@ fn note(id: i64, failure: &Failure) {
     if failure.code == PgSqlErrorCode::ERRCODE_OBJECT_IN_USE {
         return;
     }
-    let noted = transaction(false, || Spi::run_with_args(NOTE, &[id.into(), failure.message.as_str().into()]));
+    let noted = transaction(false, || {
+        Ok::<_, Failure>(Spi::run_with_args(NOTE, &[id.into(), failure.message.as_str().into()])?)
+    });
     if let Err(failure) = noted {
         log!("pg_shardmap could not note that: {}", failure.message);
     }

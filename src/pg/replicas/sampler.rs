@@ -5,12 +5,12 @@
 //! Postgres, in no transaction. Read `roster.rs` for whom, `question.rs` for what, `group.rs` for what is made of the answers, `launch.rs` for when it runs.
 
 use std::collections::HashMap;
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use pgrx::pg_sys;
+use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::*;
-use pgrx::{pg_sys, PgTryBuilder};
 use shardmap_core::lag::forks::Forks;
 use shardmap_core::lag::history::Kept;
 use shardmap_core::lag::tracker::Minute;
@@ -24,6 +24,7 @@ use super::{keep, launch, shared};
 use crate::pg::clock::moment as now;
 use crate::pg::remote::wait::{wait_any, WaitSet, Woken};
 use crate::pg::resolver;
+use crate::pg::worker;
 
 /// A round waits no longer for answers.
 const ROUND: Duration = Duration::from_secs(5);
@@ -111,30 +112,9 @@ pub unsafe extern "C-unwind" fn shardmap_sampler_main(database: pg_sys::Datum) {
 
 /// Runs a step in a transaction of its own. `None`: it failed, which the log says.
 pub fn in_transaction<T>(what: &str, step: impl FnOnce() -> T) -> Option<T> {
-    // SAFETY: begins and ends a transaction in a background worker, outside of any; a snapshot is popped as it was pushed.
-    unsafe {
-        pg_sys::SetCurrentStatementStartTimestamp();
-        pg_sys::StartTransactionCommand();
-        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-    }
-    let outcome = PgTryBuilder::new(AssertUnwindSafe(|| Some(step())))
-        .catch_others(|error| {
-            log!("pg_shardmap sampler failed {what}: {error:?}");
-            None
-        })
-        .execute();
-    // SAFETY: as above; after an error the transaction is rolled back, snapshot and all.
-    unsafe {
-        if outcome.is_some() {
-            pg_sys::PopActiveSnapshot();
-            pg_sys::CommitTransactionCommand();
-        } else {
-            pg_sys::AbortCurrentTransaction();
-        }
-        pg_sys::pgstat_report_stat(true);
-        pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, std::ptr::null());
-    }
-    outcome
+    let outcome = worker::transaction(false, || Ok::<_, Box<CaughtError>>(step()));
+    worker::is_idle();
+    outcome.inspect_err(|error| log!("pg_shardmap sampler failed {what}: {error:?}")).ok()
 }
 
 /// Brings the groups up to the catalog. `Some(false)`: there is nothing to watch. `None`: it could not be read.
