@@ -68,20 +68,9 @@ CREATE FUNCTION shardmap._plan_parts(keyspace text, before jsonb, after jsonb, d
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint, part text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    piece record;
     planned shardmap.move;
 BEGIN
-    FOR piece IN SELECT p.* FROM shardmap._map_parts(shardmap._map_json(jsonb_build_array(before)), shardmap._map_json(jsonb_build_array(after))) p LOOP
-        planned := NULL;
-        planned.keyspace := keyspace;
-        planned.kind := CASE WHEN piece.arcs IS NOT NULL THEN 'arcs' WHEN piece.modulus IS NOT NULL THEN 'remainders' ELSE 'range' END;
-        planned.arcs := piece.arcs;
-        planned.modulus := piece.modulus;
-        planned.remainders := piece.remainders;
-        planned.lower := piece.lower;
-        planned.upper := piece.upper;
-        planned.source := piece.giver;
-        planned.target := piece.gainer;
+    FOR planned IN SELECT m.* FROM shardmap._moves_between(keyspace, before, after) m LOOP
         RETURN QUERY SELECT p.move, p.relation, p.source, p.target, p.rows, p.bytes, shardmap._part_text(planned)
             FROM shardmap._plan_move(planned, dry_run) p;
     END LOOP;

@@ -251,6 +251,34 @@ COMMENT ON FUNCTION shardmap._plan_move(shardmap.move, boolean) IS 'plans a move
 REVOKE ALL ON FUNCTION shardmap._plan_move(shardmap.move, boolean) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._plan_move(shardmap.move, boolean) TO shardmap_admin;
 
+CREATE FUNCTION shardmap._moves_between(keyspace text, before jsonb, after jsonb) RETURNS SETOF shardmap.move
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    flow record;
+    planned shardmap.move;
+BEGIN
+    FOR flow IN
+        SELECT p.* FROM shardmap._map_parts(shardmap._map_json(jsonb_build_array(before)),
+            CASE WHEN after IS NOT NULL THEN shardmap._map_json(jsonb_build_array(after)) END) p
+    LOOP
+        planned.keyspace := keyspace;
+        planned.kind := CASE WHEN flow.arcs IS NOT NULL THEN 'arcs' WHEN flow.modulus IS NOT NULL THEN 'remainders' ELSE 'range' END;
+        planned.arcs := flow.arcs;
+        planned.modulus := flow.modulus;
+        planned.remainders := flow.remainders;
+        planned.lower := flow.lower;
+        planned.upper := flow.upper;
+        planned.source := flow.giver;
+        planned.target := flow.gainer;
+        RETURN NEXT planned;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION shardmap._moves_between(text, jsonb, jsonb) IS
+    'moves, for _plan_move, by which a keyspace, as _keyspace_json, becomes another; NULL: none';
+REVOKE ALL ON FUNCTION shardmap._moves_between(text, jsonb, jsonb) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._moves_between(text, jsonb, jsonb) TO shardmap_admin;
+
 CREATE FUNCTION shardmap._plan_move_of_key(keyspace text, literal text, canonical text, shard text, dry_run boolean)
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -93,31 +93,22 @@ DECLARE
     space shardmap.keyspace := shardmap._lock_keyspace(keyspace);
     wanted jsonb := shardmap._wanted_keyspace(keyspace);
     planned shardmap.move;
-    flow record;
+    kept record;
 BEGIN
     IF wanted IS NULL THEN
         RAISE NOTICE 'keyspace "%" is as it should be', space.name;
     END IF;
-    FOR flow IN
-        SELECT f.* FROM shardmap._map_parts(shardmap._map_json(jsonb_build_array(shardmap._keyspace_json(space.name))),
-            CASE WHEN wanted IS NOT NULL THEN shardmap._map_json(jsonb_build_array(wanted)) END) f ORDER BY f.giver, f.gainer
+    FOR planned IN
+        SELECT m.* FROM shardmap._moves_between(space.name, shardmap._keyspace_json(space.name), wanted) m
+         ORDER BY m.source COLLATE "default", m.target COLLATE "default"
     LOOP
-        planned.keyspace := space.name;
-        planned.kind := CASE WHEN flow.arcs IS NOT NULL THEN 'arcs' WHEN flow.modulus IS NOT NULL THEN 'remainders' ELSE 'range' END;
-        planned.arcs := flow.arcs;
-        planned.modulus := flow.modulus;
-        planned.remainders := flow.remainders;
-        planned.lower := flow.lower;
-        planned.upper := flow.upper;
-        planned.source := flow.giver;
-        planned.target := flow.gainer;
         RETURN QUERY SELECT p.* FROM shardmap._plan_part(planned, dry_run) p;
     END LOOP;
-    FOR flow IN SELECT s.name, count(*) AS pins, min(p.key) AS key FROM shardmap.shard s JOIN shardmap.pin p ON p.keyspace = s.keyspace AND p.shard = s.name
+    FOR kept IN SELECT s.name, count(*) AS pins, min(p.key) AS key FROM shardmap.shard s JOIN shardmap.pin p ON p.keyspace = s.keyspace AND p.shard = s.name
         WHERE s.keyspace = space.name AND s.state = 'draining' GROUP BY s.name ORDER BY 1
     LOOP
-        RAISE NOTICE 'shard "%" is draining, and keeps % pinned keys', flow.name, flow.pins
-            USING HINT = format('Move them one by one with shardmap.move_key; the first is "%s".', flow.key);
+        RAISE NOTICE 'shard "%" is draining, and keeps % pinned keys', kept.name, kept.pins
+            USING HINT = format('Move them one by one with shardmap.move_key; the first is "%s".', kept.key);
     END LOOP;
 END
 $$;
