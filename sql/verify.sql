@@ -83,10 +83,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
             shardmap._token_sql(shardmap._key_md5_sql(k.sql)), ARRAY(SELECT b FROM unnest(tokens) r,
                 unnest(ARRAY[coalesce(lower(r), 0), coalesce(upper(r), 4294967296)]) b ORDER BY b)) END,
         CASE WHEN keys IS NOT NULL THEN format('%s = ANY (%L::pg_catalog.text[])', k.sql, keys) END,
-        CASE WHEN $4 IS NULL THEN NULL WHEN s.range_order = 'integer' THEN format('t.%I >= %L::pg_catalog.int8', l.key_column, $4)
-            ELSE format('pg_catalog.convert_to(%s, ''UTF8'') >= pg_catalog.convert_to(%L, ''UTF8'')', k.sql, $4) END,
-        CASE WHEN $5 IS NULL THEN NULL WHEN s.range_order = 'integer' THEN format('t.%I < %L::pg_catalog.int8', l.key_column, $5)
-            ELSE format('pg_catalog.convert_to(%s, ''UTF8'') < pg_catalog.convert_to(%L, ''UTF8'')', k.sql, $5) END,
+        shardmap._range_sql(s.range_order, l.key_type, 't.' || quote_ident(l.key_column), $4, $5),
         CASE WHEN except_keys <> '{}' THEN format('%s <> ALL (%L::pg_catalog.text[])', k.sql, except_keys) END)
       FROM shardmap.logical_table l JOIN shardmap.keyspace s ON s.name = l.keyspace,
         LATERAL (SELECT shardmap.key_sql(l.key_type, 't.' || quote_ident(l.key_column)) AS sql) k
