@@ -4,8 +4,8 @@ What always holds: when the move is over and the replica has replayed all, it ha
 """
 
 import contextlib
-import time
 
+from patience import wait_until
 from server import Server, free_port
 
 from .arena import NAMES
@@ -29,23 +29,19 @@ def replica_of(arena, shard):
         server.remove()
 
 
-def wait_until(condition, what):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def lagging_replica(drive, _):
     arena = drive.arena
     drive.ensure_planned()
     move = drive.under_way()
     with replica_of(arena, move["target"]) as replica:
-        wait_until(lambda: arena.psql("SELECT bool_and(lag IS NOT NULL) FROM shardmap.replica_lag") == "t", "the lag is not known")
+        wait_until(lambda: arena.psql("SELECT bool_and(lag IS NOT NULL) FROM shardmap.replica_lag") == "t", lambda: "the lag is not known", PATIENCE)
         replica.psql("SELECT pg_wal_replay_pause()")
+        # Else all rows may be copied before it is behind.
+        wait_until(lambda: arena.psql("SELECT bool_or(lag > '500ms') FROM shardmap.replica_lag") == "t", lambda: "the replica does not lag", PATIENCE)
         run = Run(arena, drive.call(), **SETTINGS)
         run.start()
-        wait_until(lambda: "lags" in (drive.under_way()["last_error"] or ""), "the move does not wait for the replica")
+        wait_until(lambda: "lags" in (drive.under_way()["last_error"] or ""),
+                   lambda: "the move does not wait for the replica", PATIENCE)
         drive.kills += 1
         copied = drive.under_way()["rows_copied"]
         arena.crew.work_on()
@@ -62,4 +58,5 @@ def compare(arena, shard, replica, tenant):
     ask = "".join(f"SELECT '{table}', count(*) FROM {table} WHERE tenant = {tenant};" for table in NAMES if table in ("account", "counter"))
     ask += f"SELECT count(*), sum(value) FROM item WHERE tenant = {tenant} AND writer = 0;"
     wanted = arena.server(f"shard-{shard}").psql(ask, database)
-    wait_until(lambda: replica.psql(ask, database) == wanted, f"the replica has {replica.psql(ask, database)} instead of {wanted}")
+    wait_until(lambda: replica.psql(ask, database) == wanted,
+               lambda: f"the replica has {replica.psql(ask, database)} instead of {wanted}", PATIENCE)
