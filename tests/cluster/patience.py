@@ -11,13 +11,18 @@ import time
 PATIENCE = 60
 
 
-def wait_until(condition, said=lambda: "it did not happen in time"):
-    """Waits until `condition()` is true, and returns what it said; `said()` tells why it may not be."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, said()
+def eventually(look, wanted, patience=PATIENCE, said=lambda seen: seen):
+    """What `look()` returns once `wanted` holds of it; `said` tells, of what was seen last, why it may not."""
+    deadline = time.monotonic() + patience
+    while not wanted(seen := look()):
+        assert time.monotonic() < deadline, said(seen)
         time.sleep(0.02)
-    return found
+    return seen
+
+
+def wait_until(condition, said=lambda: "it did not happen in time", patience=PATIENCE):
+    """Waits until `condition()` is true, and returns what it said; `said()` tells why it may not be."""
+    return eventually(condition, bool, patience, lambda _: said())
 
 
 def is_quick(attempt, seconds, times=5):

@@ -1,8 +1,9 @@
 """Audits that the background worker makes by itself: as whom, what it writes down, and who is told."""
 
+import functools
 import json
-import time
 
+import patience
 import psycopg
 import pytest
 from cluster import Cluster
@@ -13,6 +14,7 @@ INSERT INTO t SELECT i / 4, i, 'row ' || i FROM generate_series(1, 2000) i;
 SELECT shardmap.distribute_table('t', 'k');
 CREATE ROLE auditor LOGIN IN ROLE shardmap_admin;
 """
+eventually = functools.partial(patience.eventually, patience=120)
 ALERTS = "SELECT shard, replica, severity, message FROM shardmap.alerts"
 
 
@@ -41,14 +43,6 @@ def configure(conn, **settings):
     for name, value in settings.items():
         conn.execute(f"ALTER SYSTEM SET shardmap.{name} = '{value}'")
     conn.execute("SELECT pg_reload_conf()")
-
-
-def eventually(look, good, limit=120):
-    deadline = time.monotonic() + limit
-    while not good(found := look()):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
-    return found
 
 
 def runs(conn):

@@ -1,20 +1,13 @@
 """Waits for conditions, with generous limits."""
 
-import time
-
 import psycopg
+from patience import wait_until
 
 LIMIT = 120
 
 
 def wait_for(condition, explain=lambda: ""):
-    deadline = time.monotonic() + LIMIT
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"did not come: {explain()}"
-        time.sleep(0.05)
+    return wait_until(condition, lambda: f"did not come: {explain()}", LIMIT)
 
 
 def wait_for_server(tenants):

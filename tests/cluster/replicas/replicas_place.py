@@ -1,24 +1,10 @@
 """How the tests of replicas look at them."""
 
-import time
-
-# Nothing here decides a test: it is how long a state may take to show before the test gives up.
-PATIENCE = 60
+from patience import eventually
 
 
 def lag(conn, replica):
     return conn.execute("SELECT * FROM shardmap.replica_lag WHERE replica = %s", [replica]).fetchone()
-
-
-def eventually(look, wanted, patience=PATIENCE):
-    """What `look` returns once `wanted` holds of it."""
-    deadline = time.monotonic() + patience
-    while True:
-        seen = look()
-        if wanted(seen):
-            return seen
-        assert time.monotonic() < deadline, seen
-        time.sleep(0.1)
 
 
 def caught_up(conn, replica):
