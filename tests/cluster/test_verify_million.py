@@ -19,7 +19,7 @@ UPDATE big SET v = v || ' ' WHERE id = 123457;
 DELETE FROM big WHERE id = 654321;
 INSERT INTO big SELECT * FROM big WHERE id = 777777;
 """
-SHARDS_SESSIONS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+SHARDS_SESSIONS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND starts_with(application_name, 'pg_shardmap ')"
 
 
 def peak(pid):
