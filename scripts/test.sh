@@ -2,7 +2,7 @@
 # All tests with Postgres PG, stage after stage. A failed stage does not stop the others, unless it is one that they
 # need; the table at the end says what passed, failed or had nothing to run, and how long each took.
 #
-# STAGES="core lint" runs only those. Each stage is also a program of its own: scripts/test-NAME.sh.
+# STAGES="core lint" runs only those, in that order. Each stage is also a program of its own: scripts/test-NAME.sh.
 
 . "$(dirname "$0")/lib.sh"
 valid_version
@@ -35,8 +35,8 @@ record() { results+=("$(printf '%-11s %-8s %5d s' "$1" "$2" "$3")"); }
 
 scripts/prerequisites.sh
 scripts/postgres.sh
-for stage in $all; do
-    case " $wanted " in *" $stage "*) ;; *) continue ;; esac
+for stage in $wanted; do
+    case " $all " in *" $stage "*) ;; *) die "no such stage: $stage (there are: $all)" ;; esac
     if [ ! -e "$(folder "$stage")" ]; then record "$stage" nothing 0; continue; fi
     printf '\n'
     say "test stage $stage, Postgres $PG"
