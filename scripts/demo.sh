@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The product in one go: builds the extension, starts a coordinator and eight shards, runs demo.sql on them, and
-# moves rows under load.
+# gives a ninth shard its part under load.
 #
 # The cluster is thrown away at the end; KEEP=1 leaves it running and says how to connect.
 
