@@ -92,5 +92,6 @@ def wait_until(condition, timeout=PATIENCE):
 
 
 def make_cluster():
-    return Cluster(shards=2, replicas=2, layout="servers", shard_settings={"log_statement": "all"},
+    # What replicas lack is what the tests write.
+    return Cluster(shards=2, replicas=2, layout="servers", shard_settings={"log_statement": "all", "autovacuum": "off"},
                    coordinator_settings={"shardmap.lag_sample_interval": "100ms"})
