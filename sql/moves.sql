@@ -43,6 +43,7 @@ CREATE TABLE shardmap.move (
     applied_at timestamptz,
     verified boolean NOT NULL DEFAULT false,
     resumed boolean NOT NULL DEFAULT false,
+    run bigint,
     fires boolean NOT NULL DEFAULT false,
     logs_back boolean NOT NULL DEFAULT false,
     reversed boolean NOT NULL DEFAULT false,
@@ -90,6 +91,7 @@ COMMENT ON COLUMN shardmap.move.snapshot IS 'snapshot of the source up to which 
 COMMENT ON COLUMN shardmap.move.applied_at IS 'when that was';
 COMMENT ON COLUMN shardmap.move.verified IS 'both sides were compared in full, and were equal';
 COMMENT ON COLUMN shardmap.move.resumed IS 'a run has taken it up: what was copied beyond the watermarks is to be dropped first';
+COMMENT ON COLUMN shardmap.move.run IS 'number of the run whose statements its shards take; 0: a run is to see to that first; NULL: nothing was written there yet';
 COMMENT ON COLUMN shardmap.move.fires IS 'the shards'' tables have triggers or foreign keys, past which the rows are written';
 COMMENT ON COLUMN shardmap.move.logs_back IS 'changes on the target are logged, for the way back';
 COMMENT ON COLUMN shardmap.move.reversed IS 'it is on its way back: each of its shards in the other''s place';
@@ -310,7 +312,7 @@ BEGIN
             CASE WHEN new.reversed AND new.state NOT IN ('rolling_back', 'rolled_back') THEN ', on its way back' ELSE '' END;
     END IF;
     UPDATE shardmap.move m SET state = new.state, wish = new.wish, snapshot = new.snapshot, applied_at = new.applied_at, verified = new.verified,
-            resumed = new.resumed, fires = new.fires, logs_back = new.logs_back, reversed = new.reversed, readers = new.readers, started_at = new.started_at, flipped_at = new.flipped_at,
+            resumed = new.resumed, run = new.run, fires = new.fires, logs_back = new.logs_back, reversed = new.reversed, readers = new.readers, started_at = new.started_at, flipped_at = new.flipped_at,
             finished_at = new.finished_at, rows_planned = new.rows_planned, bytes_planned = new.bytes_planned,
             rows_copied = new.rows_copied, bytes_copied = new.bytes_copied, rows_recopied = new.rows_recopied,
             rows_deleted = new.rows_deleted, changes = new.changes, last_changes = new.last_changes, fences = new.fences,

@@ -3,7 +3,7 @@
 -- Decides whether rows of a part can go to another shard. What always holds: all that could stand in the way is looked at
 -- before anything is written; a dry run writes nothing at all; a move to where the rows are is none. Refuses tables
 -- without a primary key, tables that differ between the shards, shards that are replicas, missing privileges, rows of
--- the part that are on the target already. Read moves_rows.sql next.
+-- the part that are on the target already. Read moves_alone.sql next.
 
 -- Of a logical table, asked of a shard: relkind, columns with types, primary key, its types, columns to copy with the
 -- primary key first, whether something fires when rows are written, whether rows may be hidden, missing privileges.

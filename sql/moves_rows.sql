@@ -21,10 +21,10 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_tem
 $$;
 COMMENT ON FUNCTION shardmap._name_list(text[], text) IS 'quoted names between commas';
 
--- Before statements that write a move's rows.
+-- Before statements that write a move's rows. Others begin with _run_guard alone.
 CREATE FUNCTION shardmap._move_prefix(job shardmap.move) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN job.fires THEN 'SET LOCAL session_replication_role = replica; ' ELSE '' END
+    SELECT shardmap._run_guard(job) || CASE WHEN job.fires THEN 'SET LOCAL session_replication_role = replica; ' ELSE '' END
 $$;
 COMMENT ON FUNCTION shardmap._move_prefix(shardmap.move) IS 'what lets statements write past triggers and foreign keys, if the tables have some';
 
@@ -77,8 +77,8 @@ BEGIN
         target := target || format('; CREATE TABLE %s AS SELECT %s FROM ONLY %s WITH NO DATA', log,
             shardmap._name_list(moved.key_columns), shardmap._shard_table(moved.relation));
     END LOOP;
-    PERFORM shardmap.remote_execute(job.target, 'SET LOCAL client_min_messages = error; ' || target);
-    PERFORM shardmap.remote_execute(job.source, 'SET LOCAL client_min_messages = error; ' || source);
+    PERFORM shardmap.remote_execute(job.target, shardmap._run_guard(job) || 'SET LOCAL client_min_messages = error; ' || target);
+    PERFORM shardmap.remote_execute(job.source, shardmap._run_guard(job) || 'SET LOCAL client_min_messages = error; ' || source);
 END
 $$;
 COMMENT ON FUNCTION shardmap._install_log(shardmap.move) IS 'lets triggers on the source log what changes, and makes room on the target for what is applied';
@@ -99,13 +99,13 @@ BEGIN
             'FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace '
             'WHERE n.nspname IN (%L, %L) GROUP BY t.tgrelid', shardmap._move_schema(job.id), shardmap._move_schema(job.id) || '_back')) r
         LOOP
-            PERFORM shardmap.remote_execute(shard, found, false);
+            PERFORM shardmap.remote_execute(shard, shardmap._run_guard(job) || found, false);
         END LOOP;
         SELECT r[1] INTO found FROM shardmap.remote_rows(shard, format(
             'SELECT pg_catalog.string_agg(pg_catalog.quote_ident(n.nspname), '', '')::text AS names FROM pg_catalog.pg_namespace n WHERE n.nspname IN (%L, %L)',
             shardmap._move_schema(job.id), shardmap._move_schema(job.id) || '_back')) r;
         IF found IS NOT NULL THEN
-            PERFORM shardmap.remote_execute(shard, format('SET LOCAL client_min_messages = error; DROP SCHEMA %s CASCADE', found), false);
+            PERFORM shardmap.remote_execute(shard, format('%sSET LOCAL client_min_messages = error; DROP SCHEMA %s CASCADE', shardmap._run_guard(job), found), false);
         END IF;
     END LOOP;
 END
@@ -187,6 +187,7 @@ DECLARE
     changed text;
     count bigint;
     total bigint := 0;
+    guard constant text := shardmap._run_guard(job);
     own constant text := shardmap._move_prefix(job);
 BEGIN
     FOR moved IN
@@ -200,9 +201,9 @@ BEGIN
         IF NOT EXISTS (SELECT FROM shardmap.remote_rows(job.source, format('SELECT ''x'' AS found FROM %s c WHERE %s LIMIT 1', log, shardmap._unseen(job)))) THEN
             CONTINUE;
         END IF;
-        PERFORM shardmap.remote_execute(job.target, format('DELETE FROM %s', log), NOT fenced);
+        PERFORM shardmap.remote_execute(job.target, format('%sDELETE FROM %s', guard, log), NOT fenced);
         count := (shardmap._pipe_rows(job.source, format('SELECT DISTINCT %s FROM %s c WHERE %s', keys, log, shardmap._unseen(job)),
-            job.target, format('COPY %s (%s) FROM STDIN', log, keys), 0, NOT fenced))[1];
+            job.target, format('%sCOPY %s (%s) FROM STDIN', guard, log, keys), 0, NOT fenced))[1];
         PERFORM shardmap.remote_execute(job.target, format('%sDELETE FROM ONLY %s t USING %s c WHERE (%s) = (%s)', own, name, log,
             shardmap._name_list(moved.key_columns, 't.'), shardmap._name_list(moved.key_columns, 'c.')), NOT fenced);
         PERFORM shardmap._pipe_rows(job.source, format('SELECT %s FROM ONLY %s t WHERE %s AND %s AND %s', shardmap._name_list(moved.columns),
@@ -227,7 +228,7 @@ CREATE FUNCTION shardmap._forget_changes(job shardmap.move) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF job.snapshot IS NOT NULL THEN
-        PERFORM shardmap.remote_execute(job.source, (
+        PERFORM shardmap.remote_execute(job.source, shardmap._run_guard(job) || (
             SELECT string_agg(format('DELETE FROM %I.changes_%s c WHERE NOT (%s)', shardmap._move_schema(job), t.position, shardmap._unseen(job)), '; ')
               FROM shardmap.move_table t WHERE t.move = job.id), false);
     END IF;

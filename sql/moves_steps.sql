@@ -80,7 +80,7 @@ GRANT EXECUTE ON FUNCTION shardmap._prepare_move(shardmap.move) TO shardmap_admi
 
 CREATE FUNCTION shardmap._source_snapshot(job shardmap.move) RETURNS text
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT r[1] FROM shardmap.remote_rows(job.source, 'SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text AS snapshot') r
+    SELECT r[1] FROM shardmap.remote_rows(job.source, shardmap._run_guard(job) || 'SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text AS snapshot') r
 $$;
 COMMENT ON FUNCTION shardmap._source_snapshot(shardmap.move) IS 'what this step sees of the source''s transactions';
 REVOKE ALL ON FUNCTION shardmap._source_snapshot(shardmap.move) FROM PUBLIC;
@@ -239,7 +239,7 @@ BEGIN
         began := clock_timestamp();
         PERFORM shardmap._fence_tables(job.keyspace);
         -- Who writes there without us, or for a session here that has died, is waited for too, and sees to it that nobody begins.
-        PERFORM shardmap.remote_execute(job.source, 'LOCK TABLE ' || tables || ' IN SHARE MODE');
+        PERFORM shardmap.remote_execute(job.source, shardmap._run_guard(job) || 'LOCK TABLE ' || tables || ' IN SHARE MODE');
         PERFORM shardmap._crash_here('move_fenced');
         changed := shardmap._apply_changes(job, fenced => true);
         version := shardmap._flip(job.id);
@@ -285,21 +285,29 @@ GRANT EXECUTE ON FUNCTION shardmap._wait_to_clean(shardmap.move) TO shardmap_adm
 CREATE FUNCTION shardmap._clean(job shardmap.move, shard text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    deleted bigint;
+    deleted bigint := 0;
+    has_written constant boolean := job.run IS NOT NULL;
 BEGIN
     BEGIN
         PERFORM shardmap._limit_locks();
-        PERFORM shardmap._remove_log(job);
+        IF has_written THEN
+            PERFORM shardmap._remove_log(job);
+        END IF;
     EXCEPTION
         WHEN lock_not_available OR deadlock_detected THEN
             PERFORM shardmap._update_move(job.id, jsonb_build_object('last_error', SQLERRM));
             PERFORM pg_sleep(0.2 + random() * 0.3);
             RETURN 'plain';
     END;
-    deleted := shardmap._delete_moved(job, shard);
+    IF has_written THEN
+        deleted := shardmap._delete_moved(job, shard);
+    END IF;
     PERFORM shardmap._crash_here(CASE job.state WHEN 'rolling_back' THEN 'move_rollback' WHEN 'cleaning' THEN 'move_cleaning' END);
     PERFORM shardmap._pace_rows(deleted);
     IF deleted = 0 THEN
+        IF has_written THEN
+            PERFORM shardmap._end_run(job);
+        END IF;
         PERFORM shardmap._hide_rows(job.id, NULL);
         PERFORM shardmap._update_move(job.id, jsonb_build_object('finished_at', clock_timestamp(), 'last_error', NULL, 'wish', NULL, 'readers', NULL), 'cleaned');
         PERFORM shardmap._crash_here('move_done');
@@ -333,6 +341,10 @@ BEGIN
         RAISE NOTICE 'move % is paused', id USING HINT = format('Go on: SELECT shardmap.resume_move(%s); CALL shardmap.run_move(%1$s).', id);
         RETURN NULL;
     END IF;
+    IF job.run = 0 THEN
+        PERFORM shardmap._update_move(id, jsonb_build_object('run', shardmap._take_over(job)));
+        RETURN 'plain';
+    END IF;
     PERFORM shardmap._tell_progress(job);
     IF job.state IN ('copying', 'cleaning', 'rolling_back') AND shardmap._wait_for_pace(job) THEN
         RETURN 'plain';
@@ -341,7 +353,7 @@ BEGIN
     END IF;
     CASE job.state
         WHEN 'planned' THEN
-            PERFORM shardmap._update_move(id, jsonb_build_object('fires', shardmap._check_move(job), 'last_error', NULL), 'checked');
+            PERFORM shardmap._update_move(id, jsonb_build_object('fires', shardmap._check_move(job), 'run', 0, 'last_error', NULL), 'checked');
             RETURN 'plain';
         WHEN 'prechecked' THEN RETURN shardmap._prepare_move(job);
         WHEN 'copying' THEN
@@ -372,9 +384,10 @@ BEGIN
         RETURN NULL;
     END IF;
     PERFORM shardmap._hold_move(id);
+    job := shardmap._find_move(id);
     -- What a run before this one has left prepared on the shards is committed or rolled back first.
     PERFORM shardmap.resolve_transactions();
-    PERFORM shardmap._update_move(id, jsonb_build_object('resumed', true, 'started_at', coalesce(job.started_at, clock_timestamp())));
+    PERFORM shardmap._update_move(id, jsonb_build_object('resumed', true, 'run', job.run * 0, 'started_at', coalesce(job.started_at, clock_timestamp())));
     RETURN 'plain';
 END
 $$;
