@@ -66,7 +66,8 @@ class Ledger:
         total = 0
         for n in range(SHARDS):
             locks = self.on_shard(n, "SELECT l.mode FROM pg_locks l JOIN pg_class c ON c.oid = l.relation"
-                                     " WHERE c.relname = 'account' AND l.pid IS DISTINCT FROM pg_backend_pid()")
+                                     " LEFT JOIN pg_stat_activity a ON a.pid = l.pid WHERE c.relname = 'account'"
+                                     " AND l.pid IS DISTINCT FROM pg_backend_pid() AND a.backend_type IS DISTINCT FROM 'autovacuum worker'")
             assert not locks, f"shard {n} keeps locks: {locks}"
             total += self.on_shard(n, "SELECT sum(balance) FROM account")[0][0]
         assert total == SUM
