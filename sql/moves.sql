@@ -154,6 +154,18 @@ COMMENT ON COLUMN shardmap.hidden_rows.relation IS 'the logical table';
 COMMENT ON COLUMN shardmap.hidden_rows.shard IS 'the shard';
 COMMENT ON COLUMN shardmap.hidden_rows.condition IS 'SQL condition on their key, which is called key';
 
+CREATE TABLE shardmap.read_floor (
+    shard text COLLATE pg_catalog."C" CONSTRAINT read_floor_pkey PRIMARY KEY REFERENCES shardmap.shard ON DELETE CASCADE,
+    system text,
+    timeline integer NOT NULL,
+    lsn text NOT NULL
+);
+COMMENT ON TABLE shardmap.read_floor IS 'what a shard''s replicas must have replayed before they answer reads: the end of the last move from or to it';
+COMMENT ON COLUMN shardmap.read_floor.shard IS 'the shard';
+COMMENT ON COLUMN shardmap.read_floor.system IS 'system identifier of its server by then; NULL: it was not to be seen';
+COMMENT ON COLUMN shardmap.read_floor.timeline IS 'timeline of its log';
+COMMENT ON COLUMN shardmap.read_floor.lsn IS 'place in its log';
+
 CREATE TABLE shardmap.move_run (
     move bigint PRIMARY KEY REFERENCES shardmap.move,
     attempts integer NOT NULL DEFAULT 0,
@@ -166,13 +178,14 @@ COMMENT ON COLUMN shardmap.move_run.attempts IS 'workers in a row that were star
 COMMENT ON COLUMN shardmap.move_run.place IS 'how far the move had come when the last worker was started';
 COMMENT ON COLUMN shardmap.move_run.next_attempt IS 'no worker is started before';
 
-GRANT SELECT ON shardmap.move, shardmap.hidden_rows, shardmap.move_run TO PUBLIC;
+GRANT SELECT ON shardmap.move, shardmap.hidden_rows, shardmap.read_floor, shardmap.move_run TO PUBLIC;
 GRANT SELECT ON shardmap.move_table TO shardmap_admin; -- watermarks are values of rows
 
 SELECT pg_catalog.pg_extension_config_dump('shardmap.move_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.move', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.move_table', '');
 SELECT pg_catalog.pg_extension_config_dump('shardmap.hidden_rows', '');
+SELECT pg_catalog.pg_extension_config_dump('shardmap.read_floor', '');
 
 CREATE FUNCTION shardmap._next_move_state(state text, event text, reversed boolean) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'next_move_state_wrapper';

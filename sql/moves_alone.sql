@@ -5,7 +5,7 @@
 -- always holds: for the time of a move each of its shards has a schema shardmap_move_ID_run with one table, named after the
 -- run that goes on now; every transaction of a move that writes there or holds locks begins by locking that table. A new
 -- run ends the sessions that hold the lock, drops the table and makes one of its own: so what comes from a run before it
--- fails, for want of its table, and what was under way is rolled back. The table goes last. Read moves_rows.sql next.
+-- fails, for want of its table, and what was under way is rolled back. The table goes last. Read moves_floors.sql next.
 
 CREATE FUNCTION shardmap._run_schema(id bigint) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$ SELECT format('shardmap_move_%s_run', id) $$;

@@ -242,6 +242,7 @@ BEGIN
         PERFORM shardmap.remote_execute(job.source, shardmap._run_guard(job) || 'LOCK TABLE ' || tables || ' IN SHARE MODE');
         PERFORM shardmap._crash_here('move_fenced');
         changed := shardmap._apply_changes(job, fenced => true);
+        PERFORM shardmap._raise_floor(job.target);
         version := shardmap._flip(job.id);
         pause := clock_timestamp() - began;
         IF pause > limits THEN
@@ -307,6 +308,7 @@ BEGIN
     IF deleted = 0 THEN
         IF has_written THEN
             PERFORM shardmap._end_run(job);
+            PERFORM shardmap._raise_floor(shard);
         END IF;
         PERFORM shardmap._hide_rows(job.id, NULL);
         PERFORM shardmap._update_move(job.id, jsonb_build_object('finished_at', clock_timestamp(), 'last_error', NULL, 'wish', NULL, 'readers', NULL), 'cleaned');

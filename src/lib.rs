@@ -59,7 +59,8 @@ extension_sql_file!("../sql/moves.sql", name = "moves", requires = ["audit_repai
 extension_sql_file!("../sql/move_parts.sql", name = "move_parts", requires = ["moves"]);
 extension_sql_file!("../sql/moves_plan.sql", name = "moves_plan", requires = ["move_parts"]);
 extension_sql_file!("../sql/moves_alone.sql", name = "moves_alone", requires = ["moves_plan"]);
-extension_sql_file!("../sql/moves_rows.sql", name = "moves_rows", requires = ["moves_alone"]);
+extension_sql_file!("../sql/moves_floors.sql", name = "moves_floors", requires = ["moves_alone", "replicas"]);
+extension_sql_file!("../sql/moves_rows.sql", name = "moves_rows", requires = ["moves_floors"]);
 extension_sql_file!("../sql/moves_steps.sql", name = "moves_steps", requires = ["moves_rows"]);
 extension_sql_file!("../sql/moves_pace.sql", name = "moves_pace", requires = ["moves_steps"]);
 extension_sql_file!("../sql/moves_run.sql", name = "moves_run", requires = ["moves_pace"]);

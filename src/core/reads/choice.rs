@@ -64,6 +64,28 @@ pub struct Heard {
     pub age: Duration,
 }
 
+/// What all replicas of a shard must have replayed, whoever reads: a move has brought rows there, or taken some away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Floor {
+    /// Whose log; `None`: not known.
+    pub system: Option<System>,
+    /// Where in it.
+    pub position: Position,
+}
+
+/// The position from which on a server shows what is above the floor and what a token at `token` stands for; `None`:
+/// anywhere. A shard that was made anew since has no floor. After a failover, who is as far in the log has what his
+/// primary has kept of the floor: more there is not.
+#[must_use]
+pub fn wanted(floor: Option<Floor>, token: Option<Position>, heard: &Heard) -> Option<Position> {
+    let floor = floor.filter(|floor| floor.system.is_none_or(|system| system == heard.system));
+    let Some(Floor { position: floor, .. }) = floor else { return token };
+    Some(match token {
+        Some(token) => Position { timeline: floor.timeline.max(token.timeline), lsn: floor.lsn.max(token.lsn) },
+        None => Position { timeline: floor.timeline.max(heard.position.timeline), lsn: floor.lsn },
+    })
+}
+
 /// A server that might answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate<'a> {
@@ -94,6 +116,8 @@ pub struct Want<'a> {
     pub max_lag: Option<Duration>,
     /// What it must not read behind.
     pub token: Option<Mark>,
+    /// What no replica may be behind.
+    pub floor: Option<Floor>,
     /// The server that answered last, to be stayed with.
     pub last: Option<u32>,
     /// Servers not to be tried again.
@@ -121,6 +145,8 @@ pub enum Why {
     Lag,
     /// It has not replayed what the token stands for, as far as is known, and may not be asked.
     Behind,
+    /// It has not replayed the last move from or to its shard, and may not be asked.
+    BehindMove,
     /// It is on an older timeline than the token.
     OlderTimeline,
     /// It is on a newer timeline, which may lack what the token stands for.
@@ -139,6 +165,7 @@ impl fmt::Display for Why {
             Self::Out => "out of rotation",
             Self::Lag => "lags more than allowed",
             Self::Behind => "has not replayed up to the token",
+            Self::BehindMove => "has not replayed the last move from or to its shard",
             Self::OlderTimeline => "on an older timeline than the token",
             Self::NewerTimeline => "on a newer timeline, which may lack what the token stands for",
             Self::OtherSystem => "the token is of another system",
@@ -275,14 +302,24 @@ fn judge(candidate: &Candidate<'_>, want: &Want<'_>, forks: &[Fork]) -> Result<V
         // It may have stood still since.
         check(heard.lag.ok_or(Why::Unknown)? + heard.age <= most, Why::Lag)?;
     }
-    let Some(token) = want.token else { return Ok(Verdict::Serves) };
-    check(heard.system == token.system, Why::OtherSystem)?;
-    match holds(heard.position, token.position, forks) {
-        Holds::All => Ok(Verdict::Serves),
-        Holds::NotYet if want.may_ask && candidate.may_ask => Ok(Verdict::Asked(token.position)),
-        Holds::NotYet => Err(Why::Behind),
-        Holds::Older => Err(Why::OlderTimeline),
-        Holds::Lost => Err(Why::NewerTimeline),
+    let ask = |position, why| if want.may_ask && candidate.may_ask { Ok(Verdict::Asked(position)) } else { Err(why) };
+    if let Some(token) = want.token {
+        check(heard.system == token.system, Why::OtherSystem)?;
+        match holds(heard.position, token.position, forks) {
+            Holds::All => {}
+            Holds::NotYet => {
+                return ask(wanted(want.floor, Some(token.position), &heard).unwrap_or(token.position), Why::Behind)
+            }
+            Holds::Older => return Err(Why::OlderTimeline),
+            Holds::Lost => return Err(Why::NewerTimeline),
+        }
+    }
+    // Without the token, which it has.
+    let Some(floor) = wanted(want.floor, None, &heard) else { return Ok(Verdict::Serves) };
+    check(heard.position.timeline >= floor.timeline, Why::OlderTimeline)?;
+    match heard.position.lsn >= floor.lsn {
+        true => Ok(Verdict::Serves),
+        false => ask(floor, Why::BehindMove),
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::random::Random;
 use proptest::prelude::*;
 use shardmap_core::reads::choice::{
-    choose, observations_hold, Admission, Candidate, Decision, Heard, Preference, Reason, Verdict, Want, Why,
+    choose, observations_hold, Admission, Candidate, Decision, Floor, Heard, Preference, Reason, Verdict, Want, Why,
     OBSERVATIONS_HOLD,
 };
 use shardmap_core::reads::position::{holds, Fork, Holds, Lsn, Position, Timeline};
@@ -46,6 +46,7 @@ const WANT: Want<'static> = Want {
     heard_within: OBSERVATIONS_HOLD,
     max_lag: None,
     token: None,
+    floor: None,
     last: None,
     lost: &[],
     zone: "",
@@ -252,6 +253,32 @@ fn candidates() -> impl Strategy<Value = Vec<Candidate<'static>>> {
     })
 }
 
+#[test]
+fn no_replica_answers_below_the_floor() {
+    let floor = |system, timeline, lsn| Want { floor: Some(Floor { system, position: at(timeline, lsn) }), ..WANT };
+    let one = |position| [primary(at(2, 100)), replica(1, heard(position, MS))];
+    let own = Some(SYSTEM);
+    for (position, want, verdict) in [
+        (at(1, 90), floor(own, 1, 90), Verdict::Serves),
+        (at(1, 89), floor(own, 1, 90), Verdict::Asked(at(1, 90))),
+        (at(1, 89), floor(None, 1, 90), Verdict::Asked(at(1, 90))),
+        (at(1, 89), Want { may_ask: false, ..floor(own, 1, 90) }, Verdict::Not(Why::BehindMove)),
+        // The shard was made anew.
+        (at(1, 10), floor(Some(System(99)), 1, 90), Verdict::Serves),
+        // After a failover, wherever the fork was.
+        (at(2, 95), floor(own, 1, 90), Verdict::Serves),
+        (at(2, 80), floor(own, 1, 90), Verdict::Asked(at(2, 90))),
+        (at(1, 95), floor(own, 2, 90), Verdict::Not(Why::OlderTimeline)),
+        // With a token.
+        (at(1, 89), Want { token: token(1, 80), ..floor(own, 1, 90) }, Verdict::Asked(at(1, 90))),
+        (at(1, 89), Want { token: token(1, 95), ..floor(own, 1, 90) }, Verdict::Asked(at(1, 95))),
+        (at(1, 92), Want { token: token(1, 95), ..floor(own, 1, 90) }, Verdict::Asked(at(1, 95))),
+        (at(1, 95), Want { token: token(1, 95), ..floor(own, 1, 90) }, Verdict::Serves),
+    ] {
+        assert_eq!(why(&of(&one(position), want), 1), verdict, "{position} {want:?}");
+    }
+}
+
 fn wants() -> impl Strategy<Value = Want<'static>> {
     let preference = prop_oneof![
         Just(Preference::Primary),
@@ -267,6 +294,7 @@ fn wants() -> impl Strategy<Value = Want<'static>> {
             heard_within: OBSERVATIONS_HOLD,
             max_lag: max_lag.map(Duration::from_millis),
             token: wanted.and_then(|(timeline, lsn)| token(timeline, lsn)),
+            floor: None,
             last,
             lost: &[4],
             zone: "a",

@@ -90,6 +90,7 @@ impl World {
             heard_within: OBSERVATIONS_HOLD,
             max_lag: None,
             token,
+            floor: None,
             last: None,
             lost: &[],
             zone: "",

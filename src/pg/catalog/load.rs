@@ -11,6 +11,9 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 use shardmap_core::ids::{ShardName, ShardNumber};
 use shardmap_core::map::{KeyspaceMap, KeyspaceSpec, RangeOrder, RangeSpec, ShardSpec, ShardState, Strategy};
+use shardmap_core::reads::choice::Floor;
+use shardmap_core::reads::position::{Lsn, Position, Timeline};
+use shardmap_core::reads::token::System;
 
 use super::reference;
 use super::scan::{self, Row};
@@ -30,6 +33,7 @@ pub struct Tables {
     key_class: pg_sys::Oid,
     shippable_mark: pg_sys::Oid,
     hidden_rows: pg_sys::Oid,
+    read_floor: pg_sys::Oid,
 }
 
 impl Tables {
@@ -44,6 +48,7 @@ impl Tables {
             self.key_class,
             self.shippable_mark,
             self.hidden_rows,
+            self.read_floor,
         ]
     }
 }
@@ -70,6 +75,7 @@ pub fn locate() -> Option<Tables> {
         key_class: find(schema, c"key_class")?,
         shippable_mark: find(schema, c"shippable_mark")?,
         hidden_rows: find(schema, c"hidden_rows")?,
+        read_floor: find(schema, c"read_floor")?,
     };
     are_ours(&tables).then_some(tables)
 }
@@ -118,6 +124,7 @@ pub fn load(tables: &Tables) -> Catalog {
             servers.entry(keyspace.name.clone()).or_default().insert(shard.number, server);
         }
     }
+    scan::rows(tables.read_floor, |row| catalog.floors.extend(floor(row)));
     for (keyspace, servers) in &servers {
         catalog.shippable.list(keyspace, servers.values().copied());
     }
@@ -279,6 +286,16 @@ fn hidden_rows(relid: pg_sys::Oid) -> HashMap<(pg_sys::Oid, String), Vec<String>
         }
     });
     hidden
+}
+
+/// From where on in its log a shard's replicas may answer, by its server.
+fn floor(row: &Row<'_>) -> Option<(pg_sys::Oid, Floor)> {
+    let name = encoding::server_string(&row.text("shard")?);
+    // SAFETY: a system cache look-up.
+    let server = unsafe { pg_sys::get_foreign_server_oid(name.as_ptr(), true) };
+    let system = row.text("system").and_then(|system| system.parse().ok()).map(System::of);
+    let timeline = Timeline(u32::try_from(row.get::<i32>("timeline")?).ok()?);
+    Some((server, Floor { system, position: Position { timeline, lsn: Lsn::parse(&row.text("lsn")?)? } }))
 }
 
 /// Schema and name, quoted; `None` if the relation is gone.

@@ -25,6 +25,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 use shardmap_core::ids::ShardNumber;
 use shardmap_core::map::KeyspaceMap;
+use shardmap_core::reads::choice::Floor;
 
 use crate::pg::keys::KeyType;
 
@@ -43,6 +44,8 @@ pub struct Catalog {
     pub servers: HashMap<pg_sys::Oid, (Rc<Keyspace>, ShardNumber)>,
     /// What a partition hash function hashes, by the function's OID.
     pub hashes: HashMap<pg_sys::Oid, (Rc<Keyspace>, KeyType)>,
+    /// What the replicas of a shard must have replayed before they answer, by the shard's foreign server.
+    pub floors: HashMap<pg_sys::Oid, Floor>,
     shippable: shippable::Shippable,
 }
 

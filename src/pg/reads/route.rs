@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys::{self, Oid};
 use pgrx::PgSqlErrorCode;
-use shardmap_core::reads::choice::{choose, Decision, Heard, Preference, Reason, Verdict, Want, Why};
+use shardmap_core::reads::choice::{choose, wanted, Decision, Floor, Heard, Preference, Reason, Verdict, Want, Why};
 use shardmap_core::reads::position::{Fork, Position, Timeline};
 use shardmap_core::reads::token::{Mark, ReadToken, ShardPrint};
 
 use super::session::{self, Note, Track, PRIMARY};
 use super::settings::{self, Consistency, CONSISTENCY, READ_PREFERENCE, STICKY_READS};
 use super::{ask, fence, servers, snapshot};
+use crate::pg::catalog;
 use crate::pg::query::tree::{items, tag};
 use crate::pg::remote::transaction::give_up;
 use crate::pg::remote::{any_wrote, generation, Connection, Failure, Result};
@@ -210,12 +211,18 @@ pub fn decide(shard: Oid, demand: &Demand) -> Decision {
         heard_within: servers::heard_within(),
         max_lag: demand.max_lag,
         token,
+        floor: floor(shard),
         last: last.map(Oid::to_u32),
         lost: &servers::lost_lately(),
         zone: &zone,
         may_ask: !settings::catchup_timeout().is_zero(),
     };
     choose(&candidates, &want, &forks, [servers::chance(), servers::chance()])
+}
+
+/// What the shard's replicas must have replayed, whoever reads.
+fn floor(shard: Oid) -> Option<Floor> {
+    catalog::current().and_then(|catalog| catalog.floors.get(&shard).copied())
 }
 
 /// The forks of the token's log. They matter only to a server on a later timeline than the token's.
@@ -319,11 +326,9 @@ fn is_new(chosen: &Chosen) -> bool {
 
 /// What a server has to show before it is trusted, if anything depends on how far it is.
 fn to_be_shown(shard: Oid, demand: &Demand, chosen: &Chosen) -> Option<Position> {
-    let own = || servers::heard(chosen.server).map(|heard| heard.position);
-    match needed(shard, demand) {
-        Some(token) => Some(token.position),
-        None => demand.max_lag.and_then(|_| own()),
-    }
+    let token = needed(shard, demand).map(|token| token.position);
+    let Some(heard) = servers::heard(chosen.server) else { return token };
+    wanted(floor(shard), token, &heard).or_else(|| demand.max_lag.map(|_| heard.position))
 }
 
 /// Makes sure that a primary which may be on an older timeline than the token is not a former one; the connection to be used.
@@ -366,7 +371,7 @@ fn none(shard: Oid, considered: &[(u32, Verdict)]) -> Failure {
 pub fn describe(verdict: Verdict) -> String {
     match verdict {
         Verdict::Serves => "would do".to_owned(),
-        Verdict::Asked(_) => "had not replayed up to the token when last heard of".to_owned(),
+        Verdict::Asked(_) => "had not replayed up to the token, or the last move, when last heard of".to_owned(),
         Verdict::Not(why) => why.to_string(),
     }
 }
