@@ -19,10 +19,15 @@ COMMENT ON FUNCTION shardmap._check_verifiable(shardmap.move) IS 'raises an erro
 REVOKE ALL ON FUNCTION shardmap._check_verifiable(shardmap.move) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._check_verifiable(shardmap.move) TO shardmap_admin;
 
--- Rows whose change is logged, as _row_id_sql() names them. The log goes when the move is cleaned.
+-- Rows whose change is logged, as _row_id_sql() names them. After the flip those are the target's, logged for the way back.
+-- The log goes when the move is cleaned.
 CREATE FUNCTION shardmap._logged_rows(job shardmap.move, moved shardmap.move_table) RETURNS text[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF job.state = 'flipped' THEN
+        job.reversed := true;
+        job := shardmap._directed(job);
+    END IF;
     RETURN (SELECT coalesce(array_agg(r[1]), '{}') FROM shardmap.remote_rows(job.source, format(
         'SELECT DISTINCT ROW(%s)::pg_catalog.text AS row_id FROM %I.changes_%s c', shardmap._name_list(moved.key_columns, 'c.'),
         shardmap._move_schema(job), moved.position), false) r);
@@ -31,7 +36,7 @@ EXCEPTION
         RAISE EXCEPTION 'move % has gone on while it was verified', job.id USING ERRCODE = 'serialization_failure', HINT = 'See shardmap.moves.';
 END
 $$;
-COMMENT ON FUNCTION shardmap._logged_rows(shardmap.move, shardmap.move_table) IS 'primary keys of rows that have changed on a move''s source, and may not be copied anew yet';
+COMMENT ON FUNCTION shardmap._logged_rows(shardmap.move, shardmap.move_table) IS 'primary keys of rows that have changed on the shard that owns them, and may not be copied anew yet';
 REVOKE ALL ON FUNCTION shardmap._logged_rows(shardmap.move, shardmap.move_table) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._logged_rows(shardmap.move, shardmap.move_table) TO shardmap_admin;
 
@@ -67,7 +72,7 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY SELECT d.value ->> 'finding', d.value ->> 'key', d.key, (d.value ->> 'source_rows')::bigint, (d.value ->> 'target_rows')::bigint,
-            concat_ws(', ', d.value ->> 'detail', CASE WHEN job.state = 'flipped' THEN 'which may have changed since the flip' END)
+            d.value ->> 'detail'
         FROM jsonb_each(suspects) d ORDER BY d.key LIMIT max_rows;
     IF NOT is_whole THEN
         RETURN QUERY SELECT 'bucket', NULL, NULL, (s ->> 'source_rows')::bigint, (s ->> 'target_rows')::bigint,
@@ -85,7 +90,7 @@ RETURNS TABLE (relation regclass, finding text, key text, row_id text, source_ro
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     job shardmap.move := shardmap._directed(shardmap._find_move(id));
-    was constant text := job.state;
+    was constant shardmap.move := job;
     moved shardmap.move_table;
 BEGIN
     PERFORM shardmap._check_transaction('shardmap.verify_move');
@@ -98,8 +103,9 @@ BEGIN
         END IF;
     END LOOP;
     job := shardmap._find_move(id);
-    IF job.state IS DISTINCT FROM was AND job.state NOT IN ('copying', 'catching_up', 'verifying', 'fencing') THEN
-        RAISE EXCEPTION 'move % has become % while it was verified', id, replace(job.state, '_', ' ')
+    IF job.reversed <> was.reversed OR job.state <> was.state AND job.state NOT IN ('copying', 'catching_up', 'verifying', 'fencing') THEN
+        RAISE EXCEPTION 'move % has become % while it was verified', id, replace(job.state, '_', ' ') ||
+                CASE WHEN job.reversed AND NOT was.reversed THEN ', on its way back,' ELSE '' END
             USING ERRCODE = 'serialization_failure', HINT = 'Verify it again.';
     END IF;
 END
