@@ -103,6 +103,21 @@ class Drive:
         assert not run.is_alive(), "the run does not end"
         return run
 
+    def meet_fault(self, name, side, *fault, **kind):
+        """Whether a run has met that fault of the proxy before the source or the target."""
+        if not self.ensure_planned():
+            return False
+        proxy = self.arena.proxy(self.under_way()[side])
+        armed = proxy.on(*fault, **kind)
+        run = self.run_once()
+        met = armed.hit.is_set()
+        proxy.clear()
+        if met:
+            self.log(name)
+            self.kills += 1
+        self._judge_end(run, met)
+        return met
+
     def _judge_end(self, run, may_fail):
         """A run may end early for want of a server; any other reason is the move's own."""
         if run.broken:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
+from .cuts import cut_inside
 from .disk import has_small_disks, small_disk
 from .drive import Drive, WorkerDrive
 from .lag import lagging_replica
@@ -129,6 +130,7 @@ SCENARIOS = (
     Scenario("hot key, servers killed", hot_key, all_through(POINTS, *SERVERS)),
     Scenario("hot key, cut off at some points", hot_key, through(FEW, *CUTS), arena={"proxied": True}, short=True),
     Scenario("hot key, cut off", hot_key, all_through(POINTS, *CUTS), arena={"proxied": True}),
+    Scenario("hot key, cut off inside a step", hot_key, cut_inside, arena={"proxied": True}),
     Scenario("hot key, worker killed", hot_key, through(POINTS, KillSession()), drive=WorkerDrive),
     Scenario("hot key by a worker, servers killed at some points", hot_key, through(FEW, *SERVERS), drive=WorkerDrive, short=True),
     Scenario("hot key by a worker, servers killed", hot_key, all_through(POINTS, *SERVERS), drive=WorkerDrive),
