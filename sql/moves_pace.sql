@@ -26,10 +26,8 @@ GRANT EXECUTE ON FUNCTION shardmap._pace_rows(bigint), shardmap._pace_left(), sh
     shardmap._is_progress_due(text) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._move_batch() RETURNS bigint
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT least(current_setting('shardmap.move_batch_rows')::bigint, nullif(current_setting('shardmap.move_rows_per_second')::bigint, 0))
-$$;
-COMMENT ON FUNCTION shardmap._move_batch() IS 'rows that a step copies or deletes: no more than in a second';
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'move_batch_wrapper';
+COMMENT ON FUNCTION shardmap._move_batch() IS 'rows that the step copies or deletes that begins now: by what the one before took, at most shardmap.move_batch_rows, and what a second allows';
 REVOKE ALL ON FUNCTION shardmap._move_batch() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._move_batch() TO shardmap_admin;
 

@@ -9,6 +9,7 @@
 
 pub mod alloc;
 pub mod balance;
+pub mod batch;
 pub mod burden;
 pub mod capacity;
 pub mod checksum;

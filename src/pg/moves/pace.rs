@@ -1,12 +1,14 @@
 //! How fast a session moves rows, and what it says meanwhile.
 //!
 //! Decides by what this session has done: one session runs a move at a time. What always holds: a batch is no larger than
-//! what a second allows, so that the rate is kept within a second. Waiting itself is SQL: `sql/moves_pace.sql`.
+//! what a second allows, so that the rate is kept within a second, nor than `shardmap.move_batch_rows`; up to there it grows
+//! as `shardmap_core::batch` says. Waiting itself is SQL: `sql/moves_pace.sql`.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use pgrx::prelude::*;
+use shardmap_core::batch::{next_batch, LEAST_BATCH};
 
 use super::settings;
 
@@ -17,6 +19,10 @@ const NOTICES: Duration = Duration::from_secs(5);
 struct Pace {
     /// When the next batch may begin.
     due: Option<Instant>,
+    /// Rows of the next batch, if nothing limits it; `None`: there was none yet.
+    batch: Option<u64>,
+    /// The batch under way: the rows that it may have, and since when.
+    asked: Option<(u64, Instant)>,
     /// Since when a replica's lag is not known, and what was said of it.
     unknown: Option<(Instant, String)>,
     /// The state that was last asked about, and when something was said of it, or it began.
@@ -27,12 +33,26 @@ thread_local! {
     static PACE: RefCell<Pace> = RefCell::default();
 }
 
+/// Rows that a step copies or deletes. The step begins.
+#[pg_extern(sql = false)]
+fn move_batch() -> i64 {
+    PACE.with_borrow_mut(|pace| {
+        let second = settings::rows_per_second().map_or(u64::MAX, u64::from);
+        let rows = pace.batch.unwrap_or(LEAST_BATCH).min(settings::batch_rows()).min(second);
+        pace.asked = Some((rows, Instant::now()));
+        i64::try_from(rows).unwrap_or(i64::MAX)
+    })
+}
+
 /// Notes that rows were copied or deleted.
 #[pg_extern(sql = false)]
 fn pace_rows(rows: i64) {
     let rate = settings::rows_per_second();
     PACE.with_borrow_mut(|pace| {
         let now = Instant::now();
+        if let Some((asked, since)) = pace.asked.take() {
+            pace.batch = Some(next_batch(rows.unsigned_abs(), asked, now - since));
+        }
         let took = |rate: u32| Duration::from_secs_f64(rows.max(0) as f64 / f64::from(rate));
         pace.due = rate.map(|rate| pace.due.map_or(now, |due| due.max(now)) + took(rate));
     });

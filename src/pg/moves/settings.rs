@@ -6,7 +6,7 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 static FENCE_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(500);
 /// Seconds.
 static CLEANUP_DELAY: GucSetting<i32> = GucSetting::<i32>::new(10);
-static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(200_000);
 static ROWS_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
 /// Milliseconds.
 static MAX_REPLICA_LAG: GucSetting<i32> = GucSetting::<i32>::new(-1);
@@ -20,6 +20,11 @@ pub fn max_workers() -> u32 {
 /// Rows that a move copies or deletes in a second; `None`: as many as it can.
 pub fn rows_per_second() -> Option<u32> {
     Some(ROWS_PER_SECOND.get().unsigned_abs()).filter(|rows| *rows > 0)
+}
+
+/// Rows that a move copies or deletes in one transaction, at most.
+pub fn batch_rows() -> u64 {
+    BATCH_ROWS.get().unsigned_abs().into()
 }
 
 /// Defines them. They are read by SQL.
@@ -47,8 +52,8 @@ pub fn init() {
     );
     GucRegistry::define_int_guc(
         c"shardmap.move_batch_rows",
-        c"Sets how many rows a move copies, or deletes, in one transaction.",
-        c"After a crash at most so many rows are copied again.",
+        c"Limits how many rows a move copies, or deletes, in one transaction.",
+        c"Batches have as many as take half a second, but no more than this. After a crash at most one batch is copied again.",
         &BATCH_ROWS,
         1,
         10_000_000,
