@@ -142,7 +142,7 @@ DECLARE
 BEGIN
     SELECT string_agg(concat_ws(' ', c.finding, 'at token', c.token_from::text || ':', c.detail), '; ') INTO found FROM (
         SELECT s.* FROM shardmap._compare_shards(moved.relation, job.source, job.target,
-            shardmap._move_condition(job, moved.relation, 't.'), transactional => true, max_rows => 5) s
+            shardmap._move_condition(job, moved.relation, 't.'), transactional => true, max_rows => 5, by_key => job.kind = 'key') s
          ORDER BY s.finding = 'bucket', s.token_from, s.row_id LIMIT 6) c;
     IF found IS NOT NULL THEN
         PERFORM shardmap._refuse_flip(job, moved.relation, format('Found: %s.', found));

@@ -23,10 +23,10 @@ CREATE FUNCTION shardmap._plain_settings_sql() RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT 'SET LOCAL search_path = pg_catalog; SET LOCAL row_security = off; SET LOCAL TimeZone = ''UTC''; '
         'SET LOCAL DateStyle = ''ISO, YMD''; SET LOCAL IntervalStyle = ''postgres''; SET LOCAL extra_float_digits = 3; '
-        'SET LOCAL bytea_output = ''hex''; SET LOCAL lc_monetary = ''C''; SET LOCAL work_mem = ''64MB''; '
+        'SET LOCAL bytea_output = ''hex''; SET LOCAL lc_monetary = ''C''; '
 $$;
 COMMENT ON FUNCTION shardmap._plain_settings_sql() IS
-    'statements that give a shard''s session, for one transaction, the settings under which rows are compared as text, and memory to sort them';
+    'statements that give a shard''s session, for one transaction, the settings under which rows are compared as text';
 
 CREATE FUNCTION shardmap._ask_each(shards text[], sql text)
     RETURNS TABLE (shard text, success boolean, command text, result jsonb, error text)
@@ -36,21 +36,32 @@ COMMENT ON FUNCTION shardmap._ask_each(text[], text) IS
 REVOKE ALL ON FUNCTION shardmap._ask_each(text[], text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._ask_each(text[], text) TO shardmap_admin;
 
--- In this transaction's session on each shard, one after the other; or in sessions of their own, all at once.
+CREATE FUNCTION shardmap._ask_together(shards text[], sql text) RETURNS TABLE (shard text, answer text)
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'ask_together_wrapper';
+COMMENT ON FUNCTION shardmap._ask_together(text[], text) IS
+    'one value of each of some shards, all asked at once, in this transaction: statements that write nothing; a failure is raised';
+REVOKE ALL ON FUNCTION shardmap._ask_together(text[], text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._ask_together(text[], text) TO shardmap_admin;
+
+-- Memory to sort and to group in; what is more goes to disk.
+CREATE FUNCTION shardmap._plain_memory_sql() RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT 'SET LOCAL work_mem = ''64MB''; SET LOCAL hash_mem_multiplier = 1; '
+$$;
+COMMENT ON FUNCTION shardmap._plain_memory_sql() IS 'statements that give a shard''s session, for one transaction, memory to compare rows';
+
+-- All at once, in this transaction's session on each shard, or in sessions of their own.
 CREATE FUNCTION shardmap._ask_shards(shards text[], query text, transactional boolean)
 RETURNS TABLE (shard text, answer text, error text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET timezone = 'UTC'
 SET datestyle = 'ISO, YMD' SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' AS $$
 BEGIN
     IF transactional THEN
-        FOREACH shard IN ARRAY shards LOOP
-            SELECT r[1] INTO answer FROM shardmap.remote_rows(shard, query) r;
-            RETURN NEXT;
-        END LOOP;
+        RETURN QUERY SELECT t.shard, t.answer, NULL FROM shardmap._ask_together(shards, shardmap._plain_memory_sql() || query) t;
     ELSE
         RETURN QUERY SELECT e.shard, e.result -> 0 ->> 'answer',
                 CASE WHEN e.success AND e.result -> 0 ->> 'answer' IS NULL THEN 'the shard gave no answer' ELSE e.error END
-            FROM shardmap._ask_each(shards, shardmap._plain_settings_sql() || query) e;
+            FROM shardmap._ask_each(shards, shardmap._plain_settings_sql() || shardmap._plain_memory_sql() || query) e;
     END IF;
 END
 $$;
@@ -187,26 +198,36 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION shardmap._row_id_sql(regclass, text[]) IS 'SQL that names a row t of a shard''s table: its primary key, or for want of one an MD5 of the row';
 
--- Bucket of a row of _source_sql: the first bits of its token; parts: and twelve of what identifies it.
+-- Bucket of a row of _source_sql: the first bits of its token, which is the last four bytes of the MD5; parts: and twelve
+-- of what identifies the row.
 CREATE FUNCTION shardmap._bucket_sql(bits integer, parts boolean) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('(s.token >> %s)::integer%s', 32 - bits, CASE WHEN parts THEN ' << 12 | (''x'' || left(md5(s.i), 3))::bit(12)::integer' END)
+    SELECT format(CASE WHEN bits <= 8 THEN '(get_byte(decode(substr(s.h, 25, 2), ''hex''), 0) >> %s)'
+            ELSE '((get_byte(decode(substr(s.h, 25, 4), ''hex''), 0) << 8 | get_byte(decode(substr(s.h, 25, 4), ''hex''), 1)) >> %s)' END || '%s',
+        CASE WHEN bits <= 8 THEN 8 ELSE 16 END - bits, CASE WHEN parts THEN ' << 12 | (''x'' || left(md5(s.i), 3))::bit(12)::integer' END)
 $$;
 COMMENT ON FUNCTION shardmap._bucket_sql(integer, boolean) IS 'SQL of the bucket, or part of a bucket, of a row of _source_sql()';
 
--- Rows with bucket, token, MD5 of the key h, key k, id i, MD5 x and
--- checksum c. `OFFSET 0` keeps Postgres from computing them again
--- wherever they are used; what is not used is not computed.
+-- 63 bits of a hash that Postgres has for hash partitions too: the same in every version (among shards of one byte order).
+CREATE FUNCTION shardmap._checksum_sql(text_sql text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT format('(hashtextextended((%s) COLLATE "C", 0) & 9223372036854775807)', text_sql)
+$$;
+COMMENT ON FUNCTION shardmap._checksum_sql(text) IS 'SQL of the checksum of a text';
+
+-- Rows with bucket, token, MD5 of the key h, its checksum d, key k, id i,
+-- MD5 x and checksum c. `OFFSET 0` keeps Postgres from computing them
+-- again wherever they are used; what is not used is not computed.
 CREATE FUNCTION shardmap._source_sql(relation regclass, primary_key text[], scope text, bucket_sql text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('(SELECT s.*, (%1$s) AS bucket FROM (SELECT r.*, %2$s AS token FROM (SELECT %3$s AS k, %4$s AS h, %5$s AS i, '
-            'md5(%6$s) AS x, (''x'' || left(md5(%6$s), 15))::bit(60)::bigint AS c%7$s FROM ONLY %8$s AS t WHERE %9$s OFFSET 0) r '
+    SELECT format('(SELECT s.*, (%1$s) AS bucket FROM (SELECT r.*, %2$s AS token FROM (SELECT %3$s AS k, %4$s AS h, %10$s AS d, %5$s AS i, '
+            'md5(%6$s) AS x, %11$s AS c%7$s FROM ONLY %8$s AS t WHERE %9$s OFFSET 0) r '
             'OFFSET 0) s OFFSET 0)',
         bucket_sql, shardmap._token_sql('r.h'), k.sql, shardmap._key_md5_sql(k.sql),
         shardmap._row_id_sql($1, primary_key), shardmap._row_text_sql($1),
         (SELECT string_agg(format(', t.%I AS n%s', c, n), '' ORDER BY n)
            FROM unnest(shardmap._numeric_columns($1)) WITH ORDINALITY p (c, n)),
-        shardmap._shard_table($1), scope)
+        shardmap._shard_table($1), scope, shardmap._checksum_sql(k.sql), shardmap._checksum_sql(shardmap._row_text_sql($1)))
       FROM shardmap.logical_table l, LATERAL (SELECT shardmap.key_sql(l.key_type, 't.' || quote_ident(l.key_column)) AS sql) k
      WHERE l.relation = $1
 $$;
@@ -220,8 +241,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('SELECT coalesce(json_agg(json_build_array(b.bucket, b.rows::text, b.checksum::text, b.keys::text, b.figures)), '
             '''[]'')::text AS answer FROM (SELECT s.bucket, count(*) AS rows, sum(s.c) AS checksum, '
             '%s AS keys, ARRAY[%s]::text[] AS figures FROM %s s WHERE %s GROUP BY s.bucket) b',
-        CASE WHEN primary_key = ARRAY[l.key_column] THEN 'count(*)' ELSE 'count(DISTINCT s.token)' END,
-        (SELECT string_agg(format('sum(s.n%1$s)::text, min(s.n%1$s)::text, max(s.n%1$s)::text', n), ', ' ORDER BY n)
+        CASE WHEN primary_key = ARRAY[l.key_column] THEN 'count(*)' ELSE 'count(DISTINCT s.d)' END,
+        -- Of equal numbers the one with the fewest digits: which of them is met first says nothing.
+        (SELECT string_agg(format('sum(s.n%1$s)::text, trim_scale(min(s.n%1$s))::text, trim_scale(max(s.n%1$s))::text', n), ', ' ORDER BY n)
            FROM generate_series(1, cardinality(shardmap._numeric_columns($1))) n),
         shardmap._source_sql($1, primary_key, scope, bucket_sql), condition)
       FROM shardmap.logical_table l WHERE l.relation = $1
@@ -230,6 +252,28 @@ COMMENT ON FUNCTION shardmap._summary_sql(regclass, text[], text, text, text) IS
     'query for the summaries of the buckets of a shard''s table, of rows s that meet a condition';
 REVOKE ALL ON FUNCTION shardmap._summary_sql(regclass, text[], text, text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._summary_sql(regclass, text[], text, text, text) TO shardmap_admin;
+
+-- The same answer where keys have many rows each: what depends on the key is computed once for all of them.
+CREATE FUNCTION shardmap._summary_by_key_sql(relation regclass, scope text, bits integer) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT format('SELECT coalesce(json_agg(json_build_array(b.bucket, b.rows::text, b.checksum::text, b.keys::text, b.figures)), '
+            '''[]'')::text AS answer FROM (SELECT %1$s AS bucket, sum(s.rows) AS rows, sum(s.c) AS checksum, count(*) AS keys, '
+            'ARRAY[%2$s]::text[] AS figures FROM (SELECT g.*, %3$s AS h FROM (SELECT r.k, count(*) AS rows, sum(r.c) AS c%4$s '
+            'FROM (SELECT (%5$s) COLLATE "C" AS k, %6$s AS c%7$s FROM ONLY %8$s AS t WHERE %9$s OFFSET 0) r GROUP BY r.k OFFSET 0) g OFFSET 0) s GROUP BY 1) b',
+        shardmap._bucket_sql(bits, false), n.totals, shardmap._key_md5_sql('g.k'), n.sums, k.sql, shardmap._checksum_sql(shardmap._row_text_sql($1)),
+        n.columns, shardmap._shard_table($1), scope)
+      FROM shardmap.logical_table l,
+        LATERAL (SELECT shardmap.key_sql(l.key_type, 't.' || quote_ident(l.key_column)) AS sql) k,
+        LATERAL (SELECT string_agg(format(', t.%I AS n%s', c, p), '' ORDER BY p) AS columns,
+                string_agg(format(', sum(r.n%1$s) AS s%1$s, min(r.n%1$s) AS l%1$s, max(r.n%1$s) AS g%1$s', p), '' ORDER BY p) AS sums,
+                string_agg(format('sum(s.s%1$s)::text, trim_scale(min(s.l%1$s))::text, trim_scale(max(s.g%1$s))::text', p), ', ' ORDER BY p) AS totals
+            FROM unnest(shardmap._numeric_columns($1)) WITH ORDINALITY u (c, p)) n
+     WHERE l.relation = $1
+$$;
+COMMENT ON FUNCTION shardmap._summary_by_key_sql(regclass, text, integer) IS
+    'query for the summaries of the buckets of a shard''s table, computed by key';
+REVOKE ALL ON FUNCTION shardmap._summary_by_key_sql(regclass, text, integer) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._summary_by_key_sql(regclass, text, integer) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._digest_sql(relation regclass, primary_key text[], scope text, bucket_sql text, condition text,
     max_rows integer DEFAULT NULL) RETURNS text

@@ -54,7 +54,8 @@ DECLARE
     is_whole boolean;
 BEGIN
     FOR look IN 1..4 LOOP
-        SELECT jsonb_agg(to_jsonb(c)) INTO seen FROM shardmap._compare_shards(moved.relation, job.source, job.target, scope, max_rows => many) c;
+        SELECT jsonb_agg(to_jsonb(c)) INTO seen FROM shardmap._compare_shards(moved.relation, job.source, job.target, scope, max_rows => many,
+            by_key => job.kind = 'key') c;
         EXIT WHEN seen IS NULL;
         is_whole := (SELECT count(*) FILTER (WHERE s ->> 'finding' = 'bucket') <= 16 AND count(*) FILTER (WHERE s ->> 'finding' <> 'bucket') < many
             FROM jsonb_array_elements(seen) s);

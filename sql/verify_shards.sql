@@ -23,7 +23,7 @@ REVOKE ALL ON FUNCTION shardmap._both_answers(regclass, text, text, text, boolea
 GRANT EXECUTE ON FUNCTION shardmap._both_answers(regclass, text, text, text, boolean) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._compare_shards(relation regclass, source text, target text, scope text DEFAULT 'true',
-    transactional boolean DEFAULT false, bits integer DEFAULT 8, max_rows integer DEFAULT 100)
+    transactional boolean DEFAULT false, bits integer DEFAULT 8, max_rows integer DEFAULT 100, by_key boolean DEFAULT false)
 RETURNS TABLE (finding text, token_from bigint, token_to bigint, key text, row_id text, source_rows bigint, target_rows bigint,
     detail text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -44,7 +44,8 @@ BEGIN
     END IF;
     primary_key := shardmap._primary_key(relation, ARRAY[source, target], transactional);
     SELECT * INTO answers FROM shardmap._both_answers(relation, source, target,
-        shardmap._summary_sql(relation, primary_key, scope, shardmap._bucket_sql(bits, false)), transactional);
+        CASE WHEN by_key THEN shardmap._summary_by_key_sql(relation, scope, bits)
+            ELSE shardmap._summary_sql(relation, primary_key, scope, shardmap._bucket_sql(bits, false)) END, transactional);
     finding := 'bucket';
     FOR bucket IN SELECT c.* FROM shardmap._compare_summaries(answers.here, answers.there, bits, false,
             shardmap._figure_names(relation)) c ORDER BY c.bucket LOOP
@@ -74,7 +75,7 @@ BEGIN
         ORDER BY t.token, c.row_id LIMIT max_rows;
 END
 $$;
-COMMENT ON FUNCTION shardmap._compare_shards(regclass, text, text, text, boolean, integer, integer) IS
-    'what two shards have not alike of the rows of a logical table within scope (see _scope_sql): a row for each bucket that differs, then for rows that are missing on the target, extra or doubled there, or changed; none if all is equal; transactional: in this transaction''s sessions, so that it sees what they see';
-REVOKE ALL ON FUNCTION shardmap._compare_shards(regclass, text, text, text, boolean, integer, integer) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._compare_shards(regclass, text, text, text, boolean, integer, integer) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap._compare_shards(regclass, text, text, text, boolean, integer, integer, boolean) IS
+    'what two shards have not alike of the rows of a logical table within scope (see _scope_sql): a row for each bucket that differs, then for rows that are missing on the target, extra or doubled there, or changed; none if all is equal; transactional: in this transaction''s sessions, so that it sees what they see; by_key: keys have many rows each';
+REVOKE ALL ON FUNCTION shardmap._compare_shards(regclass, text, text, text, boolean, integer, integer, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._compare_shards(regclass, text, text, text, boolean, integer, integer, boolean) TO shardmap_admin;

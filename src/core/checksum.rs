@@ -2,8 +2,8 @@
 //!
 //! Decides which bucket a key is in, what a bucket's summary is, and what the difference of two lists of rows is called.
 //! What always holds: a summary does not depend on the order of its rows, and two of them can be added; a row that is
-//! missing, doubled or changed changes the summary of its bucket and of no other (a change goes unseen with a chance of
-//! 2^-60); what is not in a document is not taken for equal. Refuses documents that are not as `sql/verify.sql` makes
+//! missing, doubled or changed changes the summary of its bucket and of no other (changes, also several that would cancel
+//! each other out in a sum of the values, go unseen with a chance of 2^-63); what is not in a document is not taken for equal. Refuses documents that are not as `sql/verify.sql` makes
 //! them. The same sums in SQL, of built-ins only, are there.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,20 +60,13 @@ impl Buckets {
     }
 }
 
-/// Sum of the checksums of rows: of each the first 60 bits of the MD5 of its text, so that order does not count.
+/// Sum of the checksums of rows, so that order does not count: of each 63 bits of a hash of its text, which the shards
+/// compute (`_checksum_sql` in `sql/verify.sql`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checksum(pub u128);
 
-impl Checksum {
-    /// Returns the checksum of one row. `text`: `ROW(..)::text` under the settings that `sql/verify.sql` sets.
-    #[must_use]
-    pub fn of_row(text: &str) -> Self {
-        Self(md5_u128(text.as_bytes()) >> 68)
-    }
-}
-
 impl AddAssign for Checksum {
-    /// Exact for 2^68 rows, then modulo 2^128.
+    /// Exact for 2^65 rows, then modulo 2^128.
     fn add_assign(&mut self, other: Self) {
         self.0 = self.0.wrapping_add(other.0);
     }
@@ -86,7 +79,7 @@ pub struct Summary {
     pub rows: u64,
     /// Sum of their checksums.
     pub checksum: Checksum,
-    /// Number of different keys, by their tokens.
+    /// Number of different keys, by their checksums.
     pub keys: u64,
     /// Sum, least and greatest value of each numeric column, as text; nothing where all are NULL.
     pub figures: Vec<Option<String>>,

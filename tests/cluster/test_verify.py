@@ -3,8 +3,11 @@
 The rows of both shards are written behind the coordinator's back, the same on each, as after a copy.
 """
 
+import json
+
 import psycopg
 import pytest
+from patience import Running, lock_waiters, wait_until
 from psycopg import errors
 
 ROWS = 200_000
@@ -15,7 +18,9 @@ CREATE TABLE types (k uuid PRIMARY KEY, f float8, r float4, b bytea, i interval,
     j jsonb, e text, c char(5), n numeric, g int GENERATED ALWAYS AS (length(e)) STORED);
 ALTER TABLE big ADD COLUMN gone int, ADD COLUMN late int;
 ALTER TABLE big DROP COLUMN gone;
-SELECT shardmap.distribute_table('big', 'k'), shardmap.distribute_table('bare', 'k'), shardmap.distribute_table('types', 'k');
+CREATE TABLE scales (k int, id int, n numeric, PRIMARY KEY (k, id));
+SELECT shardmap.distribute_table('big', 'k'), shardmap.distribute_table('bare', 'k'), shardmap.distribute_table('types', 'k'),
+    shardmap.distribute_table('scales', 'k');
 """
 BIG = f"INSERT INTO big SELECT i / 4, i, 'row ' || i, i / 3.0, nullif(i % 5, 0) FROM generate_series(1, {ROWS}) i"
 BARE = "INSERT INTO bare SELECT 'key ' || i % 10, nullif(i % 7, 0), '2024-01-01 UTC'::timestamptz + i * interval '1 h' FROM generate_series(1, 500) i"
@@ -40,6 +45,8 @@ def copies(db):
             order = " ORDER BY random()" if number else ""
             for sql in (BIG, BARE, TYPES):
                 shard.execute(sql + order)
+            # Equal numbers, of which another one comes first on each shard.
+            shard.execute(f"INSERT INTO scales VALUES {['(1, 1, 1.0), (1, 2, 1.00)', '(1, 2, 1.00), (1, 1, 1.0)'][number]}")
 
 
 def compare(conn, table="big", scope="true", transactional=False, **named):
@@ -67,12 +74,29 @@ def change(db):
         shard.commit()
 
 
-@pytest.mark.parametrize("table", ["big", "bare", "types"])
+@pytest.mark.parametrize("table", ["big", "bare", "types", "scales"])
 @pytest.mark.parametrize("transactional", [True, False])
 def test_equal_rows_are_equal(db, table, transactional):
     """Whatever the order of the rows and the settings of the shards and of the session."""
     with db.connect(DateStyle="German", IntervalStyle="sql_standard", extra_float_digits=0, TimeZone="America/New_York") as conn:
-        assert compare(conn, table, transactional=transactional)[2] == []
+        for by_key in ("false", "true"):
+            assert compare(conn, table, transactional=transactional, by_key=by_key)[2] == []
+
+
+@pytest.mark.parametrize("table", ["big", "bare", "types"])
+@pytest.mark.parametrize("bits", [0, 5, 8, 13, 16])
+def test_both_ways_to_sum_up_give_the_same(conn, table, bits):
+    """Row by row, and key by key; a bucket is the first bits of the token of its keys."""
+    primary_key = conn.execute("SELECT shardmap._primary_key(%s, '{shard-0,shard-1}', false)", (table,)).fetchone()[0]
+    both = conn.execute("SELECT shardmap._summary_sql(%(t)s, %(p)s, 'true', shardmap._bucket_sql(%(b)s, false)),"
+                        " shardmap._summary_by_key_sql(%(t)s, 'true', %(b)s)", {"t": table, "p": primary_key, "b": bits}).fetchone()
+    answers = [sorted(json.loads(conn.execute("SELECT answer FROM shardmap._ask_shards('{shard-0}', %s, false)", (sql,)).fetchone()[0]))
+               for sql in both]
+    assert answers[0] == answers[1]
+    tokens = conn.execute(f"SELECT DISTINCT token_for(k) >> {32 - bits} FROM {table}").fetchall()
+    assert {bucket[0] for bucket in answers[0]} == {row[0] for row in tokens}
+    assert sum(int(bucket[1]) for bucket in answers[0]) == {"big": ROWS, "bare": 500, "types": 100}[table]
+    assert sum(int(bucket[3]) for bucket in answers[0]) == {"big": ROWS // 4 + 1, "bare": 10, "types": 100}[table]
 
 
 FAULTS = {
@@ -86,11 +110,12 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("by_key", ["false", "true"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_bad_row_among_many_is_named(conn, change, fault):
+def test_one_bad_row_among_many_is_named(conn, change, fault, by_key):
     sql, undo, source, target = FAULTS[fault]
     change(sql, undo)
-    buckets, rows, found = compare(conn)
+    buckets, rows, found = compare(conn, by_key=by_key)
     row = "(30864,123457000)" if fault == "extra" else "(30864,123457)"
     assert rows == [(fault, "30864", row, source, target)]
     [(_, _, _, here, there, detail, first, last)] = buckets
@@ -103,6 +128,36 @@ def test_one_bad_row_among_many_is_named(conn, change, fault):
     for tokens, want in ((f"{{[{token},{token}]}}", 2), (f"{{[0,{token}),[{token + 1},4294967296)}}", 0)):
         assert len(compare(conn, scope=conn.execute(scope, (tokens,)).fetchone()[0])[2]) == want
     assert len(compare(conn, max_rows=0)[2]) == 1
+
+
+@pytest.mark.parametrize("by_key", ["false", "true"])
+@pytest.mark.parametrize("transactional", [True, False])
+def test_changes_that_cancel_each_other_out_are_named(conn, change, transactional, by_key):
+    """Two rows of a key change their texts with each other, two their numbers: every sum, least and greatest value of the bucket
+    stays as it was."""
+    change("UPDATE big SET v = CASE id WHEN 123456 THEN 'row 123457' ELSE 'row 123456' END WHERE id IN (123456, 123457);"
+           "UPDATE big SET late = late + CASE id WHEN 123457 THEN 1 ELSE -1 END WHERE id IN (123457, 123458)",
+           "UPDATE big SET v = 'row ' || id, late = nullif(id % 5, 0) WHERE id IN (123456, 123457, 123458)")
+    buckets, rows, _ = compare(conn, transactional=transactional, by_key=by_key)
+    assert [row[5] for row in buckets] == ["checksum"]
+    assert rows == [("changed", "30864", f"(30864,{id})", 1, 1) for id in (123456, 123457, 123458)]
+
+
+def test_a_transaction_asks_both_shards_at_once(db, conn, change):
+    """Each of them waits for a lock, at the same time; a cancel ends the question on both."""
+    with db.shard(0) as first, db.shard(1) as second:
+        with first.transaction(), second.transaction():
+            first.execute("LOCK TABLE big")
+            second.execute("LOCK TABLE big")
+            asked = Running(lambda: compare(conn, transactional=True))
+            try:
+                wait_until(lambda: lock_waiters(first) and lock_waiters(second))
+            finally:
+                conn.cancel()
+            with pytest.raises(errors.QueryCanceled):
+                asked.end()
+            wait_until(lambda: not lock_waiters(first) and not lock_waiters(second))
+    assert compare(conn, transactional=True)[2] == []
 
 
 def test_a_table_without_primary_key(conn, change):
@@ -165,13 +220,16 @@ def test_row_security_hides_nothing(db, change):
             conn.execute("ALTER USER MAPPING FOR postgres SERVER \"shard-1\" OPTIONS (SET user 'postgres')")
 
 
-def test_the_shards_compute_what_the_core_does(conn):
-    """The golden figure of src/core/tests/checksum.rs: MD5 ('abc'), its first sixty bits, its last 32."""
-    sql = conn.execute("SELECT shardmap._summary_sql('big', '{k,id}', 'true', 's.token')").fetchone()[0]
-    assert "left(md5(ROW(t.k, t.id, t.v, t.n, t.late)::pg_catalog.text), 15))::bit(60)::bigint" in sql
-    assert conn.execute("SELECT ('x' || left(md5('abc'), 15))::bit(60)::bigint").fetchone()[0] == 0x900150983CD24FB
-    token = conn.execute("SELECT " + conn.execute("SELECT shardmap._token_sql('md5(''abc'')')").fetchone()[0]).fetchone()[0]
-    assert token == 0x28E17F72 == conn.execute("SELECT token_for('abc'::text)").fetchone()[0]
+def test_shards_of_all_versions_compute_the_same(db, conn):
+    """Golden figures: the hash of 'abc' as hash partitions have it, and the last 32 bits of its MD5."""
+    hashed, token, bucket = (conn.execute(f"SELECT shardmap.{sql}").fetchone()[0] for sql in (
+        "_checksum_sql($$'abc'$$)", "_token_sql($$md5('abc')$$)", "_bucket_sql(16, false)"))
+    summary = conn.execute("SELECT shardmap._summary_sql('big', '{k,id}', 'true', 's.token')").fetchone()[0]
+    assert hashed.replace("'abc'", "ROW(t.k, t.id, t.v, t.n, t.late)::pg_catalog.text") in summary
+    with db.shard(0) as shard:
+        assert shard.execute(f"SELECT {hashed}, {token}, {bucket} FROM (SELECT md5('abc') AS h) s").fetchone() == (
+            2475615566626286487, 0x28E17F72, 0x28E1)
+    assert conn.execute("SELECT token_for('abc'::text)").fetchone()[0] == 0x28E17F72
 
 
 def test_owned_tokens_are_those_that_shard_for_finds(conn):

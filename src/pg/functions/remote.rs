@@ -18,8 +18,8 @@ use crate::pg::reads::session;
 use crate::pg::remote::resolve::look_around;
 use crate::pg::remote::transaction::note_administration;
 use crate::pg::remote::{
-    ask_everywhere, connections, copy_rows, copy_rows_to_each, guard, pipe, run_everywhere, Connection, Failure,
-    Outcome, Result,
+    ask_everywhere, ask_together, connections, copy_rows, copy_rows_to_each, guard, pipe, run_everywhere, Connection,
+    Failure, Outcome, Result,
 };
 use crate::pg::replicas::registry;
 
@@ -226,6 +226,23 @@ sql_function! {
     ask_each_wrapper, pg_finfo_ask_each_wrapper,
     |call| {
         call.outcomes(ask_everywhere)
+    }
+}
+
+sql_function! {
+    /// `_ask_together(shards, sql)`: the first value of the last statement's first row, of each of the shards, in the local
+    /// transaction.
+    ask_together_wrapper, pg_finfo_ask_together_wrapper,
+    |call| {
+        let rows = call.rows();
+        let shards = call.names(0)?;
+        let open = |shard: &String| Connection::open(shard, user(), true);
+        let answers = ask_together(&shards.iter().map(open).collect::<Result<Vec<_>>>()?, &call.text(1))?;
+        for (shard, answer) in shards.iter().zip(&answers) {
+            let value = answer.rows.first().and_then(|row| row.first()).and_then(Option::as_deref);
+            rows.put(|| vec![Some(text(&encoding::server(shard))), value.map(text)]);
+        }
+        Ok(Datum::from(0))
     }
 }
 

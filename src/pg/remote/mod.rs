@@ -8,7 +8,7 @@
 //! From the bottom up: [`libpq`] (the only one with C's view of it), `wait`, [`failure`] (errors as values, and
 //! [`guard`]), `target` (server and mapping as options), `dial` and `link` (one connection), `portal` and `stream` (what is
 //! on it: rows that come, rows that go), `transaction` (BEGIN to COMMIT), `commit`, `two_phase`, `resolve` (of several
-//! shards), `deadlock` (waits in a circle), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `pipe` (from shard to shard),
+//! shards), `deadlock` (waits in a circle), `pool` (which connection), `copy` and `source` (a table's rows to their shards), `pipe` (from shard to shard), `together` (one question to several),
 //! `scatter` (one statement on many shards, each in a session of its own), `kept` (for the next one), `line` (one question again and again), `json`. The
 //! SQL functions are in `functions::remote`.
 
@@ -42,6 +42,7 @@ mod slots;
 mod source;
 pub mod stream;
 pub mod target;
+mod together;
 pub mod traffic;
 pub mod transaction;
 mod two_phase;
@@ -55,6 +56,7 @@ pub use pipe::pipe;
 pub use pool::{any_wrote, forget_lent, generation, Connection};
 pub use scatter::{ask_everywhere, run_everywhere, Outcome};
 pub use slots::{figures as connections, AREA as CONNECTIONS};
+pub use together::ask_together;
 
 /// Registers callbacks. Called once per process.
 pub fn init() {
