@@ -4,13 +4,15 @@
     move_to_flip_over_copy   the same until the target owns them: with the changes since, verification of all rows, and the fence
     move_rows_per_second     while copying
     move_memory_growth_mb    most private memory of the session that copies ROWS rows, less what it had with a tenth of them
+    move_shards_memory_growth_mb   the same of the sessions on the shards, of the one that takes the most
     move_pause_p50_ms, move_pause_p99_ms, move_pause_max_ms      how long writers were held off, over MOVES moves of a key of
                              1,000 rows each, at WRITES keyed writes a second to all keys
     move_write_p99_ms, move_write_max_ms, still_write_p99_ms     how long the writes took from when they were due: to
                              keys that move, and to others
     quiet_write_p99_ms       the same rate of writes while nothing moves
 
-ROWS rows (a million) of one key, four columns, COPY and move by turns, three times; MOVES 40, WRITES 2000.
+ROWS rows (a million) of one key, four columns, COPY and move by turns, ROUNDS times (three); MOVES 40, WRITES 2000. What
+memory the sessions had in the course of the largest move goes to standard error.
 """
 
 import contextlib
@@ -26,25 +28,52 @@ import time
 from harness.figures import figure, ratio, say, wanted
 from harness.loading import connect, settle, shard_dsns
 
-ROWS, MOVES, WRITES = (int(os.environ.get(name, default)) for name, default in (("ROWS", 10**6), ("MOVES", 40), ("WRITES", 2000)))
-ROUNDS, KEYS = 3, 400
-SPEED = ("move_over_copy", "move_to_flip_over_copy", "move_rows_per_second", "move_memory_growth_mb")
+ROWS, ROUNDS, MOVES, WRITES = (int(os.environ.get(name, default)) for name, default in (
+    ("ROWS", 10**6), ("ROUNDS", 3), ("MOVES", 40), ("WRITES", 2000)))
+KEYS = 400
+SPEED = ("move_over_copy", "move_to_flip_over_copy", "move_rows_per_second", "move_memory_growth_mb", "move_shards_memory_growth_mb")
 PAUSES = ("move_pause_p50_ms", "move_pause_p99_ms", "move_pause_max_ms", "move_write_p99_ms", "move_write_max_ms", "still_write_p99_ms",
           "quiet_write_p99_ms")
 TABLE = "CREATE TABLE {} (k bigint, id bigint, size bigint, name text, PRIMARY KEY (k, id))"
 FILL = "INSERT INTO {} SELECT {}, i, i * 31, 'object number ' || i FROM generate_series(1, {}) i"
 
 
-class Memory(threading.Thread):
-    """The most private memory, in MB, that a process had while this ran."""
+SHARD_SESSIONS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND starts_with(application_name, 'pg_shardmap ')"
 
-    def __init__(self, pid):
+
+def private_memory(pid):
+    """MB that a process has to itself; 0: it is gone."""
+    try:
+        found = re.search(r"RssAnon:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        found = None
+    return int(found.group(1)) / 1024 if found else 0.0
+
+
+class Memory(threading.Thread):
+    """The private memory, in MB, that a session and those it has on the shards had while this ran: `samples` of seconds, the
+    session's, and the most of a session on each shard."""
+
+    def __init__(self, pid, shards):
         super().__init__(daemon=True)
-        self.status, self.most, self.over = pathlib.Path(f"/proc/{pid}/status"), 0.0, threading.Event()
+        self.pid, self.shards, self.samples, self.over = pid, shards, [], threading.Event()
 
     def run(self):
-        while not self.over.wait(0.02):
-            self.most = max(self.most, int(re.search(r"RssAnon:\s+(\d+)", self.status.read_text()).group(1)) / 1024)
+        began = time.perf_counter()
+        with contextlib.ExitStack() as stack:
+            shards = [stack.enter_context(connect(dsn)) for dsn in self.shards]
+            while not self.over.wait(0.05):
+                there = [max((private_memory(pid) for pid, in shard.execute(SHARD_SESSIONS)), default=0.0) for shard in shards]
+                self.samples.append((time.perf_counter() - began, private_memory(self.pid), *there))
+
+    def most(self):
+        """Of the session, and of one on a shard."""
+        return max(sample[1] for sample in self.samples), max(max(sample[2:]) for sample in self.samples)
+
+    def course(self, points=20):
+        """Some of the samples, from the first to the last, as text."""
+        chosen = [self.samples[number * (len(self.samples) - 1) // points] for number in range(points + 1)]
+        return "; ".join(f"{sample[0]:.0f} s " + " ".join(f"{each:.1f}" for each in sample[1:]) for sample in chosen)
 
     def __enter__(self):
         self.start()
@@ -66,7 +95,7 @@ def pipe(source, target, table):
 
 
 def move(key, target):
-    """Seconds that a move of the key copied, seconds until its flip, and the session's most memory."""
+    """Seconds that a move of the key copied, seconds until its flip, and what memory it took."""
     times = {}
 
     def note(notice):
@@ -77,9 +106,9 @@ def move(key, target):
         number = conn.execute("SELECT min(move) FROM shardmap.move_key(%s::bigint, %s)", (key, target)).fetchone()[0]
         conn.add_notice_handler(note)
         began = time.perf_counter()
-        with Memory(conn.info.backend_pid) as memory:
+        with Memory(conn.info.backend_pid, shard_dsns()[:2]) as memory:
             conn.execute(f"CALL shardmap.run_move({number})")
-    return times["catching up"] - times["copying"], times["flipped"] - began, memory.most
+    return times["catching up"] - times["copying"], times["flipped"] - began, memory
 
 
 def speed():
@@ -98,21 +127,23 @@ def speed():
         conn.execute(FILL.format("plain", key, ROWS))
         conn.execute("ALTER TABLE plain RENAME TO plain_source; CREATE TABLE plain (LIKE plain_source INCLUDING ALL)")
     settle(shards[:1])
-    copies, moves, flips, most = [], [], [], 0.0
-    base = move(small, "shard-1")[2]
+    copies, moves, flips, most = [], [], [], (0.0, 0.0)
+    base = move(small, "shard-1")[2].most()
     for number in range(ROUNDS):
         settle(shards[:2])  # or else a move would meet the dead rows of the one before, and COPY none
         copies.append(pipe(shards[0], shards[1], "plain_source"))
         copied, flipped, memory = move(key, f"shard-{1 - number % 2}")
         moves.append(copied)
         flips.append(flipped)
-        most = max(most, memory)
+        most = tuple(map(max, most, memory.most()))
     say(f"seconds: COPY {statistics.median(copies):.2f}, move {statistics.median(moves):.2f}, to its flip {statistics.median(flips):.2f}; "
-        f"memory: {base:.1f} MB with {ROWS // 10} rows, {most:.1f} MB with {ROWS}")
+        f"memory: {base[0]:.1f} MB with {ROWS // 10} rows, {most[0]:.1f} MB with {ROWS}; on shards {base[1]:.1f} and {most[1]:.1f} MB")
+    say(f"private MB of the session, on shard-0 and on shard-1: {memory.course()}")
     figure(SPEED[0], ratio(copies, moves))
     figure(SPEED[1], ratio(copies, flips))
     figure(SPEED[2], ROWS / statistics.median(moves), 0)
-    figure(SPEED[3], most - base, 1)
+    figure(SPEED[3], most[0] - base[0], 1)
+    figure(SPEED[4], most[1] - base[1], 1)
 
 
 @contextlib.contextmanager
