@@ -28,14 +28,18 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION shardmap._move_prefix(shardmap.move) IS 'what lets statements write past triggers and foreign keys, if the tables have some';
 
--- Comparison of a table's primary key with a watermark.
-CREATE FUNCTION shardmap._beyond(moved shardmap.move_table, operator text) RETURNS text
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN moved.watermark IS NULL THEN 'true' ELSE format('(%s) %s (%s)', shardmap._name_list(moved.key_columns), operator,
-        (SELECT string_agg(format('%L::%s', w.value, w.type), ', ' ORDER BY w.position)
-           FROM unnest(moved.watermark, moved.key_types) WITH ORDINALITY w (value, type, position))) END
+-- Comparison of a table's primary key with a watermark. One key's rows are told apart by the other columns: with these alone the
+-- index is entered at the watermark, else at the key's first row, over and over.
+CREATE FUNCTION shardmap._beyond(job shardmap.move, moved shardmap.move_table, operator text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN moved.watermark IS NULL THEN 'true' ELSE coalesce((
+        SELECT format('(%s) %s (%s)', string_agg(quote_ident(w.name), ', ' ORDER BY w.position), operator,
+                string_agg(format('%L::%s', w.value, w.type), ', ' ORDER BY w.position))
+          FROM unnest(moved.key_columns, moved.watermark, moved.key_types) WITH ORDINALITY w (name, value, type, position)
+         WHERE job.kind <> 'key' OR w.name <> (SELECT l.key_column FROM shardmap.logical_table l WHERE l.relation = moved.relation)),
+        (operator = '<=')::text) END
 $$;
-COMMENT ON FUNCTION shardmap._beyond(shardmap.move_table, text) IS 'condition, for a shard, on rows before or after a table''s watermark';
+COMMENT ON FUNCTION shardmap._beyond(shardmap.move, shardmap.move_table, text) IS 'condition, for a shard, on rows before or after a table''s watermark';
 
 CREATE FUNCTION shardmap._install_log(job shardmap.move) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -208,7 +212,7 @@ BEGIN
             shardmap._name_list(moved.key_columns, 't.'), shardmap._name_list(moved.key_columns, 'c.')), NOT fenced);
         PERFORM shardmap._pipe_rows(job.source, format('SELECT %s FROM ONLY %s t WHERE %s AND %s AND %s', shardmap._name_list(moved.columns),
                 name, shardmap._move_condition(job, moved.relation, 't.'), changed,
-                CASE WHEN moved.copied THEN 'true' ELSE shardmap._beyond(moved, '<=') END),
+                CASE WHEN moved.copied THEN 'true' ELSE shardmap._beyond(job, moved, '<=') END),
             job.target, format('%sCOPY %s (%s) FROM STDIN', own, name, shardmap._name_list(moved.columns)), 0, NOT fenced);
         IF fenced THEN
             PERFORM shardmap._compare_moved(job, moved, changed, format('(%s) IN (SELECT %s FROM %s c)',
@@ -266,7 +270,7 @@ BEGIN
             last AS (SELECT * FROM found ORDER BY %7$s LIMIT 1)
         SELECT (SELECT pg_catalog.count(*)::pg_catalog.text FROM found), %8$s FROM (VALUES (0)) one LEFT JOIN last l ON true$query$,
         shardmap._move_prefix(job), shardmap._name_list(moved.key_columns), shardmap._shard_table(moved.relation),
-        shardmap._move_condition(job, moved.relation), shardmap._beyond(moved, '>'), shardmap._move_batch(),
+        shardmap._beyond(job, moved, '>'), shardmap._move_condition(job, moved.relation), shardmap._move_batch(),
         (SELECT string_agg(quote_ident(k) || ' DESC', ', ' ORDER BY n) FROM unnest(moved.key_columns) WITH ORDINALITY u (k, n)),
         (SELECT string_agg(format('l.%I::pg_catalog.text', k), ', ' ORDER BY n) FROM unnest(moved.key_columns) WITH ORDINALITY u (k, n)))) r;
     RETURN deleted;

@@ -104,7 +104,7 @@ BEGIN
         END IF;
         SELECT r[1] INTO dropped FROM shardmap.remote_rows(job.target, format('%sWITH gone AS (DELETE FROM ONLY %s WHERE %s AND %s '
             'RETURNING 1) SELECT pg_catalog.count(*)::pg_catalog.text AS rows FROM gone', shardmap._move_prefix(job),
-            shardmap._shard_table(moved.relation), shardmap._move_condition(job, moved.relation), shardmap._beyond(moved, '>'))) r;
+            shardmap._shard_table(moved.relation), shardmap._beyond(job, moved, '>'), shardmap._move_condition(job, moved.relation))) r;
         total := total + dropped;
     END LOOP;
     RETURN total;
@@ -129,8 +129,8 @@ BEGIN
     IF FOUND THEN
         PERFORM shardmap._read_in_order(job, job.source);
         piped := shardmap._pipe_rows(job.source, format('SELECT %s FROM ONLY %s WHERE %s AND %s ORDER BY %s LIMIT %s',
-                shardmap._name_list(moved.columns), shardmap._shard_table(moved.relation), shardmap._move_condition(job, moved.relation),
-                shardmap._beyond(moved, '>'), shardmap._name_list(moved.key_columns), batch),
+                shardmap._name_list(moved.columns), shardmap._shard_table(moved.relation), shardmap._beyond(job, moved, '>'),
+                shardmap._move_condition(job, moved.relation), shardmap._name_list(moved.key_columns), batch),
             job.target, format('%sCOPY %s (%s) FROM STDIN', shardmap._move_prefix(job), shardmap._shard_table(moved.relation),
                 shardmap._name_list(moved.columns)), cardinality(moved.key_columns), true);
         PERFORM shardmap._update_move_table(job.id, moved.position, nullif(piped[3:], '{}'), piped[1]::bigint < batch, piped[1]::bigint);

@@ -46,7 +46,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     many constant integer := 10000;
     scope text := concat_ws(' AND ', shardmap._move_condition(job, moved.relation, 't.'),
-        CASE WHEN NOT moved.copied THEN shardmap._beyond(moved, '<=') END);
+        CASE WHEN NOT moved.copied THEN shardmap._beyond(job, moved, '<=') END);
     seen jsonb;
     differing jsonb;
     suspects jsonb;

@@ -22,6 +22,20 @@ def test_all_rows_of_a_key_move(tenants, conn):
     assert move["pause"] is not None and move["last_error"] is None
 
 
+def test_a_batch_enters_the_index_where_the_last_one_ended(tenants, conn):
+    """And not at the key's first row, from where all rows that are copied would be read again: with many, that is most of a move."""
+    beyond = ("SELECT shardmap._beyond(jsonb_populate_record(NULL::shardmap.move, jsonb_build_object('kind', %s::text)), jsonb_populate_record("
+              "NULL::shardmap.move_table, jsonb_build_object('relation', 'account', 'key_columns', '[\"tenant\", \"id\"]'::jsonb,"
+              " 'key_types', '[\"integer\", \"integer\"]'::jsonb, 'watermark', '[\"4\", \"17\"]'::jsonb)), '>')")
+    assert conn.execute(beyond, ("arcs",)).fetchone()[0] == "(tenant, id) > ('4'::integer, '17'::integer)"
+    condition = conn.execute(beyond, ("key",)).fetchone()[0]
+    with psycopg.connect(tenants.cluster.shard_dsn(0)) as shard:
+        shard.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
+        explained = "\n".join(row[0] for row in shard.execute(
+            f"EXPLAIN SELECT FROM account WHERE {condition} AND tenant = 4 ORDER BY tenant, id LIMIT 7"))
+    assert "Index Cond: ((tenant = 4) AND (id > 17))" in explained
+
+
 def test_a_finished_move_is_run_again_for_nothing(tenants, conn):
     tenant = tenants.fresh(0)
     number = plan(conn, tenant, 2)
