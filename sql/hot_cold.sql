@@ -36,7 +36,7 @@ COMMENT ON FUNCTION shardmap._burdens(text) IS
     'what each shard bears: rows and bytes by its statistics, and statements a second since shardmap.stat_shards was reset';
 
 -- Of rows of all tables; of large ones in a sample of pages. Pinned keys stay.
-CREATE FUNCTION shardmap._key_at(keyspace text, shard text, part double precision, below text) RETURNS text
+CREATE FUNCTION shardmap._key_at(keyspace text, shard text, part double precision, below text, above text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     order_of text := (SELECT k.range_order FROM shardmap.keyspace k WHERE k.name = $1);
@@ -54,15 +54,15 @@ BEGIN
                     'FROM pg_catalog.pg_class c WHERE c.oid = %L::regclass)) WHERE %s',
                 CASE order_of WHEN 'integer' THEN format('(%s)::bigint', s.sql) ELSE format('convert_to(%s, ''UTF8'')', s.sql) END,
                 shardmap._shard_table(t.relation), shardmap._shard_table(t.relation),
-                shardmap._scope_sql(t.relation, upper => below, except_keys => pins)), ' UNION ALL '),
+                shardmap._scope_sql(t.relation, lower => above, upper => below, except_keys => pins)), ' UNION ALL '),
             CASE order_of WHEN 'integer' THEN 'x.k' ELSE 'convert_from(x.k, ''UTF8'')' END, part)
           FROM shardmap.logical_table t, LATERAL shardmap.key_sql(t.key_type, 't.' || quote_ident(t.key_column)) s (sql)
          WHERE t.keyspace = $1)) r;
     RETURN found;
 END
 $$;
-COMMENT ON FUNCTION shardmap._key_at(text, text, double precision, text) IS
-    'key of a shard of ranges, as canonical text, below which lies about a part of its rows; never the first key; below: only of keys below this one';
+COMMENT ON FUNCTION shardmap._key_at(text, text, double precision, text, text) IS
+    'key of a shard of ranges, as canonical text, below which lies about a part of its rows; never the first key; below: only of keys below this one; above: only of this key and those above';
 
 CREATE FUNCTION shardmap._plan_parts(keyspace text, before jsonb, after jsonb, dry_run boolean)
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint, part text)
@@ -205,11 +205,11 @@ $$;
 COMMENT ON FUNCTION shardmap.merge_cold(text, bigint, bigint, double precision, boolean) IS
     'plans to empty shards below all limits of rows, bytes and statements a second, the least burdened first; they are draining then, and can be dropped when they are empty; dry_run: enters nothing';
 
-REVOKE ALL ON FUNCTION shardmap._burdens(text), shardmap._key_at(text, text, double precision, text),
+REVOKE ALL ON FUNCTION shardmap._burdens(text), shardmap._key_at(text, text, double precision, text, text),
     shardmap._plan_parts(text, jsonb, jsonb, boolean), shardmap._note_wish(jsonb), shardmap._check_limits(text, double precision[]),
     shardmap.split_hot(text, bigint, bigint, double precision, text, boolean),
     shardmap.merge_cold(text, bigint, bigint, double precision, boolean) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._burdens(text), shardmap._key_at(text, text, double precision, text),
+GRANT EXECUTE ON FUNCTION shardmap._burdens(text), shardmap._key_at(text, text, double precision, text, text),
     shardmap._plan_parts(text, jsonb, jsonb, boolean), shardmap._note_wish(jsonb), shardmap._check_limits(text, double precision[]),
     shardmap.split_hot(text, bigint, bigint, double precision, text, boolean),
     shardmap.merge_cold(text, bigint, bigint, double precision, boolean) TO shardmap_admin;

@@ -195,6 +195,16 @@ COMMENT ON FUNCTION shardmap._enter_move(shardmap.move, shardmap.move_table[]) I
 REVOKE ALL ON FUNCTION shardmap._enter_move(shardmap.move, shardmap.move_table[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._enter_move(shardmap.move, shardmap.move_table[]) TO shardmap_admin;
 
+CREATE FUNCTION shardmap._part_size(job shardmap.move, relation regclass) RETURNS text[]
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT r FROM shardmap.remote_rows(job.source, format(
+        'SELECT pg_catalog.count(*)::pg_catalog.text, coalesce(pg_catalog.sum(pg_catalog.pg_column_size(t.*)), 0)::pg_catalog.text '
+        'FROM ONLY %s t WHERE %s', shardmap._shard_table(relation), shardmap._move_condition(job, relation, 't.'))) r
+$$;
+COMMENT ON FUNCTION shardmap._part_size(shardmap.move, regclass) IS 'number and bytes of the rows of a table that a move has to move';
+REVOKE ALL ON FUNCTION shardmap._part_size(shardmap.move, regclass) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._part_size(shardmap.move, regclass) TO shardmap_admin;
+
 -- Of `planned`, the caller has set keyspace, kind, part, source and target.
 CREATE FUNCTION shardmap._plan_move(planned shardmap.move, dry_run boolean)
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint)
@@ -229,9 +239,7 @@ BEGIN
         moved.key_types := layout[4];
         moved.columns := layout[5];
         tables := tables || moved;
-        SELECT r INTO size FROM shardmap.remote_rows(planned.source, format(
-            'SELECT pg_catalog.count(*)::pg_catalog.text, coalesce(pg_catalog.sum(pg_catalog.pg_column_size(t.*)), 0)::pg_catalog.text '
-            'FROM ONLY %s t WHERE %s', shardmap._shard_table(logical), shardmap._move_condition(planned, logical, 't.'))) r;
+        size := shardmap._part_size(planned, logical);
         planned.rows_planned := planned.rows_planned + size[1]::bigint;
         planned.bytes_planned := planned.bytes_planned + size[2]::bigint;
         row_counts := row_counts || size[1]::bigint;

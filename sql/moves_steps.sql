@@ -271,7 +271,10 @@ DECLARE
     seconds double precision := EXTRACT(epoch FROM job.flipped_at - clock_timestamp() + current_setting('shardmap.cleanup_delay')::interval);
 BEGIN
     PERFORM shardmap._crash_here('move_flipped');
-    IF seconds > 0 THEN
+    IF shardmap._is_canary(job.id) THEN
+        RAISE NOTICE 'move % is a canary: what becomes of it is decided by shardmap.canary', job.id;
+        RETURN NULL;
+    ELSIF seconds > 0 THEN
         PERFORM pg_sleep(least(seconds, 0.5));
     ELSIF shardmap._have_readers_gone(job) THEN
         PERFORM shardmap._update_move(job.id, '{"readers": null}', 'released');
@@ -355,6 +358,7 @@ BEGIN
     END IF;
     CASE job.state
         WHEN 'planned' THEN
+            PERFORM shardmap._check_no_canary(job);
             PERFORM shardmap._update_move(id, jsonb_build_object('fires', shardmap._check_move(job), 'run', 0, 'last_error', NULL), 'checked');
             RETURN 'plain';
         WHEN 'prechecked' THEN RETURN shardmap._prepare_move(job);

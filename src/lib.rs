@@ -70,6 +70,8 @@ extension_sql_file!("../sql/moves_back.sql", name = "moves_back", requires = ["v
 extension_sql_file!("../sql/hot_cold.sql", name = "hot_cold", requires = ["moves_back"]);
 extension_sql_file!("../sql/moves_checks.sql", name = "moves_checks", requires = ["hot_cold"]);
 extension_sql_file!("../sql/rebalance.sql", name = "rebalance", requires = ["moves_checks"]);
+extension_sql_file!("../sql/canary.sql", name = "canary", requires = ["rebalance"]);
+extension_sql_file!("../sql/canary_run.sql", name = "canary_run", requires = ["canary"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

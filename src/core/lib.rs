@@ -11,6 +11,7 @@ pub mod alloc;
 pub mod balance;
 pub mod batch;
 pub mod burden;
+pub mod canary;
 pub mod capacity;
 pub mod checksum;
 pub mod deadlock;

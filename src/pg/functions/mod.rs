@@ -2,6 +2,7 @@
 
 pub mod alter;
 mod call;
+mod canary;
 pub mod export;
 pub mod key_column;
 pub mod owner;
