@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import psycopg
 
+from .canary import POINTS as CANARY_POINTS
+from .canary import CanaryDrive, canary_taken_back, harmful_target
 from .cuts import cut_inside
 from .disk import has_small_disks, small_disk
 from .drive import Drive, WorkerDrive
@@ -144,6 +146,14 @@ SCENARIOS = (
     Scenario("hot key, replica of the target lags", hot_key, lagging_replica, short=True),
     Scenario("add and drain shard", one_more_one_less, times(3), calm=True, short=True),
     Scenario("modulo N to M", one_more_one_less, times(3), strategy="modulo", calm=True),
+    Scenario("canary", one_more_one_less, times(2), drive=CanaryDrive, calm=True),
+    Scenario("canary, session killed", one_more_one_less, through(CANARY_POINTS, KillSession()), drive=CanaryDrive),
+    Scenario("canary, servers killed", one_more_one_less, all_through(CANARY_POINTS, *SERVERS), drive=CanaryDrive),
+    Scenario("canary, taken back", one_more_one_less, canary_taken_back, drive=CanaryDrive, short=True),
+    Scenario("canary, harm by the target", one_more_one_less, harmful_target, drive=CanaryDrive, short=True),
+    Scenario("canary, modulo", one_more_one_less, times(2), strategy="modulo", drive=CanaryDrive, calm=True),
+    Scenario("canary, modulo, taken back", one_more_one_less, canary_taken_back, strategy="modulo", drive=CanaryDrive),
+    Scenario("canary, range, taken back", range_there_and_back, canary_taken_back, strategy="range", drive=CanaryDrive),
     Scenario("drain and keep shard", one_less_one_more, times(2), calm=True),
     Scenario("range split", range_there_and_back, times(3), strategy="range", calm=True, short=True),
     Scenario("split hot, merge cold", split_and_merge, times(3), calm=True, short=True),
