@@ -32,6 +32,8 @@ CREATE TABLE shardmap.move (
     lower text COLLATE pg_catalog."C",
     upper text COLLATE pg_catalog."C",
     except_keys text[] NOT NULL DEFAULT '{}',
+    engine text NOT NULL DEFAULT 'triggers'
+        CONSTRAINT move_engine_known CHECK (engine IN ('triggers', 'logical')),
     source text COLLATE pg_catalog."C" NOT NULL,
     target text COLLATE pg_catalog."C" NOT NULL,
     state text NOT NULL DEFAULT 'planned'
@@ -46,6 +48,7 @@ CREATE TABLE shardmap.move (
     run bigint,
     fires boolean NOT NULL DEFAULT false,
     logs_back boolean NOT NULL DEFAULT false,
+    replicates boolean NOT NULL DEFAULT false,
     reversed boolean NOT NULL DEFAULT false,
     planned_by text COLLATE pg_catalog."C" NOT NULL DEFAULT shardmap._outer_role(),
     readers text[],
@@ -83,6 +86,7 @@ COMMENT ON COLUMN shardmap.move.remainders IS 'remainders of the keys whose rows
 COMMENT ON COLUMN shardmap.move.lower IS 'canonical text of the first key of the range; NULL: no limit';
 COMMENT ON COLUMN shardmap.move.upper IS 'canonical text of the first key after the range; NULL: no limit';
 COMMENT ON COLUMN shardmap.move.except_keys IS 'keys in between that are pinned, and stay where they are';
+COMMENT ON COLUMN shardmap.move.engine IS 'how rows get to the target: copied in batches and logged by triggers, or by logical replication';
 COMMENT ON COLUMN shardmap.move.source IS 'shard that the rows leave';
 COMMENT ON COLUMN shardmap.move.target IS 'shard that they go to';
 COMMENT ON COLUMN shardmap.move.state IS 'planned, prechecked, copying, catching_up, verifying, fencing, flipped, cleaning, done; or rolling_back, rolled_back';
@@ -94,6 +98,7 @@ COMMENT ON COLUMN shardmap.move.resumed IS 'a run has taken it up: what was copi
 COMMENT ON COLUMN shardmap.move.run IS 'number of the run whose statements its shards take; 0: a run is to see to that first; NULL: nothing was written there yet';
 COMMENT ON COLUMN shardmap.move.fires IS 'the shards'' tables have triggers or foreign keys, past which the rows are written';
 COMMENT ON COLUMN shardmap.move.logs_back IS 'changes on the target are logged, for the way back';
+COMMENT ON COLUMN shardmap.move.replicates IS 'there may be a subscription on the target, and a slot and a publication on the source';
 COMMENT ON COLUMN shardmap.move.reversed IS 'it is on its way back: each of its shards in the other''s place';
 COMMENT ON COLUMN shardmap.move.planned_by IS 'role that planned it: workers run it as this one';
 COMMENT ON COLUMN shardmap.move.readers IS 'transactions that may still read by the map before';
@@ -262,7 +267,7 @@ CREATE VIEW shardmap.moves AS
         m.changes, m.last_changes, m.fences, m.pause, m.map_version, m.created_at, m.started_at, m.flipped_at, m.finished_at,
         m.last_error,
         CASE WHEN m.state IN ('copying', 'catching_up', 'verifying', 'fencing') THEN pg_catalog.clock_timestamp() - m.applied_at END AS change_lag,
-        shardmap._remaining(m) AS remaining, m.planned_by, r.attempts, r.next_attempt
+        shardmap._remaining(m) AS remaining, m.planned_by, r.attempts, r.next_attempt, m.engine
       FROM shardmap.move m
       LEFT JOIN shardmap.move_run r ON r.move = m.id
       LEFT JOIN LATERAL (SELECT t.relation, t.watermark FROM shardmap.move_table t
@@ -304,6 +309,7 @@ COMMENT ON COLUMN shardmap.moves.remaining IS 'time until all rows are copied, i
 COMMENT ON COLUMN shardmap.moves.planned_by IS 'role that planned it: workers run it as this one';
 COMMENT ON COLUMN shardmap.moves.attempts IS 'workers in a row that were started at the same place; NULL: none is to run it';
 COMMENT ON COLUMN shardmap.moves.next_attempt IS 'no worker is started before';
+COMMENT ON COLUMN shardmap.moves.engine IS 'how rows get to the target: triggers (copied in batches and logged by triggers), logical (replicated)';
 GRANT SELECT ON shardmap.moves TO PUBLIC;
 
 -- The one way to change a move: `changes` are its columns, `event` brings it to its next state.
@@ -325,7 +331,7 @@ BEGIN
             CASE WHEN new.reversed AND new.state NOT IN ('rolling_back', 'rolled_back') THEN ', on its way back' ELSE '' END;
     END IF;
     UPDATE shardmap.move m SET state = new.state, wish = new.wish, snapshot = new.snapshot, applied_at = new.applied_at, verified = new.verified,
-            resumed = new.resumed, run = new.run, fires = new.fires, logs_back = new.logs_back, reversed = new.reversed, readers = new.readers, started_at = new.started_at, flipped_at = new.flipped_at,
+            resumed = new.resumed, run = new.run, fires = new.fires, logs_back = new.logs_back, replicates = new.replicates, reversed = new.reversed, readers = new.readers, started_at = new.started_at, flipped_at = new.flipped_at,
             finished_at = new.finished_at, rows_planned = new.rows_planned, bytes_planned = new.bytes_planned,
             rows_copied = new.rows_copied, bytes_copied = new.bytes_copied, rows_recopied = new.rows_recopied,
             rows_deleted = new.rows_deleted, changes = new.changes, last_changes = new.last_changes, fences = new.fences,

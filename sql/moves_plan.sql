@@ -181,10 +181,10 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     number bigint;
 BEGIN
-    INSERT INTO shardmap.move (keyspace, kind, key, literal, arcs, modulus, remainders, lower, upper, except_keys, source, target, rows_planned,
-        bytes_planned)
+    INSERT INTO shardmap.move (keyspace, kind, key, literal, arcs, modulus, remainders, lower, upper, except_keys, engine, source, target,
+        rows_planned, bytes_planned)
     VALUES (job.keyspace, job.kind, job.key, job.literal, job.arcs, job.modulus, job.remainders, job.lower, job.upper, job.except_keys,
-        job.source, job.target, job.rows_planned, job.bytes_planned)
+        coalesce(job.engine, 'triggers'), job.source, job.target, job.rows_planned, job.bytes_planned)
     RETURNING id INTO number;
     INSERT INTO shardmap.move_table (move, position, relation, key_columns, key_types, columns)
     SELECT number, t.position, t.relation, t.key_columns, t.key_types, t.columns FROM unnest(tables) t;
@@ -205,7 +205,21 @@ COMMENT ON FUNCTION shardmap._part_size(shardmap.move, regclass) IS 'number and 
 REVOKE ALL ON FUNCTION shardmap._part_size(shardmap.move, regclass) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._part_size(shardmap.move, regclass) TO shardmap_admin;
 
--- Of `planned`, the caller has set keyspace, kind, part, source and target.
+CREATE FUNCTION shardmap._check_engine(engine text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF engine IS NULL OR engine NOT IN ('triggers', 'logical') THEN
+        RAISE EXCEPTION 'there is no engine "%" for moves', engine
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is triggers or logical.';
+    END IF;
+    RETURN engine;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_engine(text) IS 'the name of an engine; an error if there is none of that name';
+REVOKE ALL ON FUNCTION shardmap._check_engine(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_engine(text) TO shardmap_admin;
+
+-- Of `planned`, the caller has set keyspace, kind, part, source and target, and the engine if it is not the usual one.
 CREATE FUNCTION shardmap._plan_move(planned shardmap.move, dry_run boolean)
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -287,7 +301,7 @@ COMMENT ON FUNCTION shardmap._moves_between(text, jsonb, jsonb) IS
 REVOKE ALL ON FUNCTION shardmap._moves_between(text, jsonb, jsonb) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._moves_between(text, jsonb, jsonb) TO shardmap_admin;
 
-CREATE FUNCTION shardmap._plan_move_of_key(keyspace text, literal text, canonical text, shard text, dry_run boolean)
+CREATE FUNCTION shardmap._plan_move_of_key(keyspace text, literal text, canonical text, shard text, dry_run boolean, engine text)
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -298,6 +312,7 @@ BEGIN
     END IF;
     PERFORM shardmap._lock_keyspace(keyspace);
     PERFORM shardmap._check_shard_of(keyspace, shard);
+    planned.engine := shardmap._check_engine(engine);
     planned.keyspace := $1;
     planned.kind := 'key';
     planned.literal := $2;
@@ -312,27 +327,27 @@ BEGIN
     RETURN QUERY SELECT p.* FROM shardmap._plan_move(planned, dry_run) p;
 END
 $$;
-COMMENT ON FUNCTION shardmap._plan_move_of_key(text, text, text, text, boolean) IS 'plans a move of a key, given as literal and as canonical text';
-REVOKE ALL ON FUNCTION shardmap._plan_move_of_key(text, text, text, text, boolean) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._plan_move_of_key(text, text, text, text, boolean) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap._plan_move_of_key(text, text, text, text, boolean, text) IS 'plans a move of a key, given as literal and as canonical text';
+REVOKE ALL ON FUNCTION shardmap._plan_move_of_key(text, text, text, text, boolean, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._plan_move_of_key(text, text, text, text, boolean, text) TO shardmap_admin;
 
-CREATE FUNCTION shardmap.move_key(key text, shard text, keyspace text DEFAULT 'main', dry_run boolean DEFAULT false)
+CREATE FUNCTION shardmap.move_key(key text, shard text, keyspace text DEFAULT 'main', dry_run boolean DEFAULT false, engine text DEFAULT 'triggers')
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint)
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT p.move, p.relation, p.source, p.target, p.rows, p.bytes FROM shardmap._plan_move_of_key(keyspace, key, key, shard, dry_run) p
+    SELECT p.move, p.relation, p.source, p.target, p.rows, p.bytes FROM shardmap._plan_move_of_key(keyspace, key, key, shard, dry_run, engine) p
 $$;
-CREATE FUNCTION shardmap.move_key(key anyelement, shard text, keyspace text DEFAULT 'main', dry_run boolean DEFAULT false)
+CREATE FUNCTION shardmap.move_key(key anyelement, shard text, keyspace text DEFAULT 'main', dry_run boolean DEFAULT false, engine text DEFAULT 'triggers')
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' AS $$
 BEGIN
     RETURN QUERY SELECT p.move, p.relation, p.source, p.target, p.rows, p.bytes
-        FROM shardmap._plan_move_of_key(keyspace, key::text, shardmap.canonical_key(key), shard, dry_run) p;
+        FROM shardmap._plan_move_of_key(keyspace, key::text, shardmap.canonical_key(key), shard, dry_run, engine) p;
 END
 $$;
-COMMENT ON FUNCTION shardmap.move_key(text, text, text, boolean) IS 'plans to move all rows of a key to a shard of its own choosing; returns what would move, by table; dry_run: enters nothing';
-COMMENT ON FUNCTION shardmap.move_key(anyelement, text, text, boolean) IS 'plans to move all rows of a key to a shard of its own choosing; returns what would move, by table; dry_run: enters nothing';
-REVOKE ALL ON FUNCTION shardmap.move_key(text, text, text, boolean), shardmap.move_key(anyelement, text, text, boolean) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap.move_key(text, text, text, boolean), shardmap.move_key(anyelement, text, text, boolean) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap.move_key(text, text, text, boolean, text) IS 'plans to move all rows of a key to a shard of its own choosing; returns what would move, by table; dry_run: enters nothing; engine: triggers, or logical for logical replication';
+COMMENT ON FUNCTION shardmap.move_key(anyelement, text, text, boolean, text) IS 'plans to move all rows of a key to a shard of its own choosing; returns what would move, by table; dry_run: enters nothing; engine: triggers, or logical for logical replication';
+REVOKE ALL ON FUNCTION shardmap.move_key(text, text, text, boolean, text), shardmap.move_key(anyelement, text, text, boolean, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.move_key(text, text, text, boolean, text), shardmap.move_key(anyelement, text, text, boolean, text) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._wish_for_move(id bigint, wish text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -292,6 +292,7 @@ BEGIN
         RAISE EXCEPTION 'shard "%" owns %: nothing of it is deleted there', shard, shardmap._part_text(job)
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'The map was changed past the move: see shardmap.pin and shardmap.tokens.';
     END IF;
+    PERFORM shardmap._check_not_replicated(job);
     FOR moved IN SELECT t.* FROM shardmap.move_table t WHERE t.move = job.id ORDER BY t.position DESC LOOP
         LOOP
             deleted := shardmap._delete_batch(job, shard, moved);

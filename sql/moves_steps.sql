@@ -56,12 +56,16 @@ BEGIN
         AND NOT EXISTS (SELECT FROM shardmap.hidden_rows h WHERE h.move = job.id)
     THEN
         PERFORM shardmap._hide_rows(job.id, job.target);
-        PERFORM shardmap._update_move(job.id, '{"readers": null}');
+        PERFORM shardmap._update_move(job.id, jsonb_build_object('readers', NULL, 'replicates', job.engine = 'logical'));
         PERFORM shardmap._crash_here('move_hidden');
     ELSIF shardmap._have_readers_gone(job) THEN
         BEGIN
             PERFORM shardmap._limit_locks();
-            PERFORM shardmap._install_log(job);
+            IF job.replicates THEN
+                PERFORM shardmap._begin_replication(job);
+            ELSE
+                PERFORM shardmap._install_log(job);
+            END IF;
             PERFORM shardmap._crash_here('move_logging');
             PERFORM shardmap._update_move(job.id, '{"readers": null, "last_error": null}', 'prepared');
             RETURN 'snapshot';
@@ -219,7 +223,7 @@ DECLARE
     backlog bigint;
     began timestamptz;
     pause interval;
-    changed bigint;
+    changed bigint := 0;
     version bigint;
     tables text := (SELECT string_agg('ONLY ' || shardmap._shard_table(t.relation), ', ' ORDER BY t.position) FROM shardmap.move_table t WHERE t.move = job.id);
     limits constant interval := current_setting('shardmap.fence_timeout')::interval;
@@ -227,8 +231,8 @@ BEGIN
     SELECT sum(r[1]::bigint) INTO backlog FROM shardmap.remote_rows(job.source, (
         SELECT string_agg(format('SELECT pg_catalog.count(*)::pg_catalog.text FROM (SELECT FROM %I.changes_%s c WHERE %s LIMIT %s) x',
             shardmap._move_schema(job), t.position, shardmap._unseen(job), shardmap._few_changes() + 1), ' UNION ALL ')
-          FROM shardmap.move_table t WHERE t.move = job.id)) r;
-    IF backlog > shardmap._few_changes() THEN
+          FROM shardmap.move_table t WHERE t.move = job.id AND NOT job.replicates)) r;
+    IF backlog > shardmap._few_changes() OR job.replicates AND NOT shardmap._has_replicated(job) THEN
         PERFORM shardmap._update_move(job.id, '{}', 'fell_behind');
         RETURN 'snapshot';
     ELSIF NOT job.logs_back THEN
@@ -241,7 +245,11 @@ BEGIN
         -- Who writes there without us, or for a session here that has died, is waited for too, and sees to it that nobody begins.
         PERFORM shardmap.remote_execute(job.source, shardmap._run_guard(job) || 'LOCK TABLE ' || tables || ' IN SHARE MODE');
         PERFORM shardmap._crash_here('move_fenced');
-        changed := shardmap._apply_changes(job, fenced => true);
+        IF job.replicates THEN
+            PERFORM shardmap._await_last_change(job, limits - (clock_timestamp() - began));
+        ELSE
+            changed := shardmap._apply_changes(job, fenced => true);
+        END IF;
         PERFORM shardmap._raise_floor(job.target);
         version := shardmap._flip(job.id);
         pause := clock_timestamp() - began;
@@ -338,7 +346,8 @@ BEGIN
     IF job.wish = 'cancel' AND shardmap._can_cancel_move(job.state, job.reversed) THEN
         PERFORM shardmap._update_move(id, '{"wish": null, "readers": null}', 'cancel');
         RETURN 'plain';
-    ELSIF job.wish = 'rollback' AND job.state = 'flipped' THEN
+    ELSIF job.wish = 'rollback' AND job.state = 'flipped' AND NOT job.replicates THEN
+        PERFORM shardmap._check_not_replicated(job);
         PERFORM shardmap._update_move(id, '{"wish": null, "readers": null, "verified": false, "last_error": null}', 'reverse');
         PERFORM shardmap._crash_here('move_reversed');
         RETURN 'plain';
@@ -347,11 +356,18 @@ BEGIN
         RETURN NULL;
     END IF;
     IF job.run = 0 THEN
+        PERFORM shardmap._spare_source(job);
         PERFORM shardmap._update_move(id, jsonb_build_object('run', shardmap._take_over(job)));
         RETURN 'plain';
     END IF;
+    IF job.replicates AND job.state IN ('flipped', 'cleaning', 'rolling_back') AND NOT has_snapshot THEN
+        RETURN shardmap._end_replication(job);
+    END IF;
     PERFORM shardmap._tell_progress(job);
-    IF job.state IN ('copying', 'cleaning', 'rolling_back') AND shardmap._wait_for_pace(job) THEN
+    IF job.replicates AND has_snapshot = shardmap._move_needs_snapshot(job.state) AND job.state IN ('copying', 'catching_up', 'verifying') THEN
+        RETURN shardmap._replication_step(job);
+    END IF;
+    IF (job.state IN ('cleaning', 'rolling_back') OR job.state = 'copying' AND NOT job.replicates) AND shardmap._wait_for_pace(job) THEN
         RETURN 'plain';
     ELSIF has_snapshot <> shardmap._move_needs_snapshot(job.state) THEN
         RETURN CASE WHEN has_snapshot THEN 'plain' ELSE 'snapshot' END;
@@ -360,6 +376,7 @@ BEGIN
         WHEN 'planned' THEN
             PERFORM shardmap._check_no_canary(job);
             PERFORM shardmap._update_move(id, jsonb_build_object('fires', shardmap._check_move(job), 'run', 0, 'last_error', NULL), 'checked');
+            PERFORM shardmap._check_replication(job);
             RETURN 'plain';
         WHEN 'prechecked' THEN RETURN shardmap._prepare_move(job);
         WHEN 'copying' THEN

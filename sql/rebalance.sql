@@ -16,7 +16,8 @@ RETURNS TABLE (move bigint, part text, relation regclass, source text, target te
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT p.move, shardmap._part_text(planned), p.relation, p.source, p.target, p.rows, p.bytes,
         date_trunc('milliseconds', p.rows / shardmap._copy_rate() * interval '1 second'),
-        format('copy %s, catch up, verify, hold off writers for %s at most, flip, wait %s, delete', CASE b.batches WHEN 1 THEN '1 batch' ELSE b.batches || ' batches' END,
+        format('%s, catch up, verify, hold off writers for %s at most, flip, wait %s, delete', CASE WHEN planned.engine = 'logical' THEN 'copy by logical replication' WHEN b.batches = 1 THEN 'copy 1 batch'
+                ELSE format('copy %s batches', b.batches) END,
             current_setting('shardmap.fence_timeout'), current_setting('shardmap.cleanup_delay'))
       FROM shardmap._plan_move(planned, dry_run) p,
         LATERAL (SELECT greatest(ceil(p.rows / current_setting('shardmap.move_batch_rows')::numeric), 1)::bigint AS batches) b
@@ -49,7 +50,8 @@ COMMENT ON FUNCTION shardmap._range_pieces(shardmap.keyspace, text, text, text) 
 REVOKE ALL ON FUNCTION shardmap._range_pieces(shardmap.keyspace, text, text, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._range_pieces(shardmap.keyspace, text, text, text) TO shardmap_admin;
 
-CREATE FUNCTION shardmap.move_range(lower text, upper text, shard text, keyspace text DEFAULT 'main', dry_run boolean DEFAULT false)
+CREATE FUNCTION shardmap.move_range(lower text, upper text, shard text, keyspace text DEFAULT 'main', dry_run boolean DEFAULT false,
+    engine text DEFAULT 'triggers')
 RETURNS TABLE (move bigint, part text, relation regclass, source text, target text, rows bigint, bytes bigint, expected interval, steps text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -60,6 +62,7 @@ DECLARE
 BEGIN
     planned.keyspace := space.name;
     planned.kind := 'range';
+    planned.engine := shardmap._check_engine(engine);
     planned.target := shard;
     planned.lower := CASE space.range_order WHEN 'integer' THEN $1::bigint::text ELSE $1 END;
     planned.upper := CASE space.range_order WHEN 'integer' THEN $2::bigint::text ELSE $2 END;
@@ -80,12 +83,12 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION shardmap.move_range(text, text, text, text, boolean) IS
-    'plans to move all rows of a range to a shard: keys from lower to below upper, NULL: no limit; returns what would move, by table; dry_run: enters nothing';
-REVOKE ALL ON FUNCTION shardmap.move_range(text, text, text, text, boolean) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap.move_range(text, text, text, text, boolean) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap.move_range(text, text, text, text, boolean, text) IS
+    'plans to move all rows of a range to a shard: keys from lower to below upper, NULL: no limit; returns what would move, by table; dry_run: enters nothing; engine: triggers, or logical for logical replication';
+REVOKE ALL ON FUNCTION shardmap.move_range(text, text, text, text, boolean, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.move_range(text, text, text, text, boolean, text) TO shardmap_admin;
 
-CREATE FUNCTION shardmap.rebalance(keyspace text DEFAULT 'main', dry_run boolean DEFAULT false)
+CREATE FUNCTION shardmap.rebalance(keyspace text DEFAULT 'main', dry_run boolean DEFAULT false, engine text DEFAULT 'triggers')
 RETURNS TABLE (move bigint, part text, relation regclass, source text, target text, rows bigint, bytes bigint, expected interval, steps text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -95,6 +98,7 @@ DECLARE
     planned shardmap.move;
     kept record;
 BEGIN
+    PERFORM shardmap._check_engine(engine);
     IF wanted IS NULL THEN
         RAISE NOTICE 'keyspace "%" is as it should be', space.name;
     END IF;
@@ -102,6 +106,7 @@ BEGIN
         SELECT m.* FROM shardmap._moves_between(space.name, shardmap._keyspace_json(space.name), wanted) m
          ORDER BY m.source COLLATE "default", m.target COLLATE "default"
     LOOP
+        planned.engine := engine;
         RETURN QUERY SELECT p.* FROM shardmap._plan_part(planned, dry_run) p;
     END LOOP;
     FOR kept IN SELECT s.name, count(*) AS pins, min(p.key) AS key FROM shardmap.shard s JOIN shardmap.pin p ON p.keyspace = s.keyspace AND p.shard = s.name
@@ -112,10 +117,10 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION shardmap.rebalance(text, boolean) IS
-    'plans the moves that bring a keyspace to what its shards'' states and weights ask for, one for each giver and gainer; returns what would move, by table; dry_run: enters nothing';
-REVOKE ALL ON FUNCTION shardmap.rebalance(text, boolean) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap.rebalance(text, boolean) TO shardmap_admin;
+COMMENT ON FUNCTION shardmap.rebalance(text, boolean, text) IS
+    'plans the moves that bring a keyspace to what its shards'' states and weights ask for, one for each giver and gainer; returns what would move, by table; dry_run: enters nothing; engine: triggers, or logical for logical replication';
+REVOKE ALL ON FUNCTION shardmap.rebalance(text, boolean, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap.rebalance(text, boolean, text) TO shardmap_admin;
 
 CREATE FUNCTION shardmap._next_move(keyspace text, after bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$

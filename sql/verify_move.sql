@@ -12,6 +12,10 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                 DETAIL = CASE WHEN job.state IN ('planned', 'prechecked') THEN 'Nothing was copied yet.' ELSE 'Rows of one side are deleted, or were.' END,
                 HINT = 'Whether all rows lie where they belong, shardmap.verify() of each table says.';
+    ELSIF job.replicates AND job.state <> 'flipped' THEN
+        RAISE EXCEPTION 'move % goes by logical replication, and is %', job.id, replace(job.state, '_', ' ')
+            USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'Nothing tells which rows have changed and are not on the target yet.',
+                HINT = 'It compares all rows itself before the map changes; from then on they can be verified.';
     END IF;
 END
 $$;

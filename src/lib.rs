@@ -72,6 +72,8 @@ extension_sql_file!("../sql/moves_checks.sql", name = "moves_checks", requires =
 extension_sql_file!("../sql/rebalance.sql", name = "rebalance", requires = ["moves_checks"]);
 extension_sql_file!("../sql/canary.sql", name = "canary", requires = ["rebalance"]);
 extension_sql_file!("../sql/canary_run.sql", name = "canary_run", requires = ["canary"]);
+extension_sql_file!("../sql/moves_logical.sql", name = "moves_logical", requires = ["canary_run"]);
+extension_sql_file!("../sql/moves_logical_checks.sql", name = "moves_logical_checks", requires = ["moves_logical"]);
 
 /// Called once by Postgres when the library is loaded: at server start if it is preloaded, else in the first session
 /// that uses one of its functions.

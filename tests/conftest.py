@@ -43,7 +43,7 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(scope="session")
 def shared_cluster():
     """Coordinator and shards, whose shards log every statement."""
-    with Cluster(shards=4, shard_settings={"log_statement": "all"}) as cluster:
+    with Cluster(shards=4, shard_settings={"log_statement": "all", "wal_level": "logical"}) as cluster:
         yield cluster
 
 

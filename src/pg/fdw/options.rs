@@ -1,5 +1,5 @@
 //! The options of servers, user mappings and foreign tables: postgres_fdw's, but for those that we do not honour, and
-//! `pooler` of servers.
+//! `pooler`, `peer_host` and `peer_port` of servers.
 
 use std::ffi::CStr;
 
@@ -9,6 +9,7 @@ use pgrx::prelude::*;
 use crate::pg::error::Refusal;
 use crate::pg::query::tree::items;
 use crate::pg::remote::pooler::{self, Pooler};
+use crate::pg::remote::target::{PEER_HOST, PEER_PORT};
 
 /// Planning would ask the shard over a connection of postgres_fdw's own, which neither sees what the transaction has
 /// written nor waits for anything but itself.
@@ -39,6 +40,10 @@ pub unsafe extern "C-unwind" fn shardmap_fdw_validator(fcinfo: pg_sys::FunctionC
             check_pooler(option, argument(1));
             continue;
         }
+        if [PEER_HOST, PEER_PORT].contains(&CStr::from_ptr((*option).defname)) {
+            check_peer(option, argument(1));
+            continue;
+        }
         let value = CStr::from_ptr(pg_sys::defGetString(option)).to_bytes();
         let text = [CStr::from_ptr((*option).defname).to_bytes(), b"=", value].concat();
         theirs.push(pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(text.as_ptr().cast(), text.len() as i32)));
@@ -62,6 +67,25 @@ pub unsafe extern "C-unwind" fn shardmap_fdw_validator(fcinfo: pg_sys::FunctionC
     let count = theirs.len() as i32;
     let theirs = pg_sys::construct_array(theirs.as_mut_ptr(), count, pg_sys::TEXTOID, -1, false, b'i' as _);
     pg_sys::DirectFunctionCall2Coll(Some(validate), pg_sys::InvalidOid, pg_sys::Datum::from(theirs), argument(1))
+}
+
+/// Refuses another place for the option than a server, and a port that is none.
+unsafe fn check_peer(option: *mut pg_sys::DefElem, catalog: pg_sys::Datum) {
+    let name = CStr::from_ptr((*option).defname).to_string_lossy();
+    if catalog != pg_sys::Datum::from(pg_sys::ForeignServerRelationId) {
+        Refusal::new(PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME, format!("invalid option \"{name}\""))
+            .hint("It is an option of foreign servers.")
+            .raise()
+    }
+    let value = CStr::from_ptr(pg_sys::defGetString(option)).to_string_lossy();
+    if name.as_bytes() == PEER_PORT.to_bytes() && value.parse::<u16>().is_err() {
+        Refusal::new(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("invalid value for option \"{name}\": \"{value}\""),
+        )
+        .hint("It is a port, 1 to 65535.")
+        .raise()
+    }
 }
 
 /// Refuses a value that the option does not have, or another place for it than a server.

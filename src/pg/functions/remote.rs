@@ -16,6 +16,7 @@ use crate::pg::error::Refusal;
 use crate::pg::moves::crash_here;
 use crate::pg::reads::session;
 use crate::pg::remote::resolve::look_around;
+use crate::pg::remote::target::Target;
 use crate::pg::remote::transaction::note_administration;
 use crate::pg::remote::{
     ask_everywhere, ask_together, connections, copy_rows, copy_rows_to_each, guard, pipe, run_everywhere, Connection,
@@ -293,6 +294,34 @@ sql_function! {
         let last = piped.last.into_iter().map(|value| value.map(Vec::into_boxed_slice));
         Ok(text_array(&[count(piped.rows), count(piped.bytes)].into_iter().chain(last).collect::<Vec<_>>()))
     }
+}
+
+sql_function! {
+    /// `_subscribe(target, source, command)`: a command on the target in which %s stands for the way to the source.
+    subscribe_wrapper, pg_finfo_subscribe_wrapper,
+    |call| {
+        note_administration();
+        let source = Target::resolve(&call.name(1), user())?;
+        if !source.pooler.keeps_session() && !source.has_peer_address() {
+            let message = format!("{} stands behind a pooler, which does not replicate", source.place);
+            return Err(Failure::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+                .hint("Say where other shards reach it: ALTER SERVER ... OPTIONS (ADD peer_host '..', ADD peer_port '..')."));
+        }
+        let target = Connection::open(&call.name(0), user(), false)?;
+        target.lend(&replaced(&call.text(2), &source.connection_string()))?;
+        Ok(Datum::from(0))
+    }
+}
+
+/// `command` with `value`, as a literal, in the place of %s.
+fn replaced(command: &CStr, value: &[u8]) -> CString {
+    let command = command.to_bytes();
+    let at = command.windows(2).position(|two| two == b"%s").unwrap_or(command.len());
+    let value = CString::new(value).unwrap_or_default();
+    // SAFETY: a C string; the literal is a copy in the current memory context.
+    let literal = unsafe { CStr::from_ptr(pg_sys::quote_literal_cstr(value.as_ptr())) };
+    let rest = command.get(at + 2..).unwrap_or_default();
+    CString::new([&command[..at], literal.to_bytes(), rest].concat()).unwrap_or_default()
 }
 
 sql_function! {

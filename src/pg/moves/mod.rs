@@ -2,7 +2,9 @@
 //!
 //! Crash points of a move, in their order: `move_hidden`, `move_logging`, `move_batch:N` (before the N-th batch of this
 //! session is committed), `move_copied`, `move_caught_up`, `move_verified`, `move_logging_back`, `move_fenced`,
-//! `move_flip` (before it is committed), `move_flipped`, `move_reversed`, `move_cleaning:N`, `move_done`, `move_rollback:N`.
+//! `move_flip` (before it is committed), `move_flipped`, `move_reversed`, `move_cleaning:N`, `move_done`, `move_rollback:N`. With
+//! engine logical, `move_subscribing` comes before `move_logging`; `move_unsubscribe`, `move_unsubscribing` and `move_unsubscribed`
+//! are where the subscription goes, after the flip or when the move is given up.
 
 mod hold;
 pub mod launch;

@@ -22,6 +22,9 @@ use crate::pg::settings::CONNECT_TIMEOUT;
 
 /// The wrapper whose servers are shards.
 const WRAPPER: &CStr = c"shardmap_fdw";
+/// Options of a server: where other shards find it, if that is not where it is found from here.
+pub const PEER_HOST: &CStr = c"peer_host";
+pub const PEER_PORT: &CStr = c"peer_port";
 /// Options of libpq unless the server or the mapping has them: a shard that is gone without a farewell is noticed after two
 /// minutes, instead of the operating system's two hours.
 const DEFAULTS: [(&CStr, &CStr); 3] =
@@ -50,6 +53,8 @@ pub struct Target {
     /// What stands before the shard.
     pub pooler: Pooler,
     options: Vec<(String, CString)>,
+    /// In place of options of these names, for other shards.
+    peer: Vec<(&'static str, CString)>,
 }
 
 /// The settings that a connection's session starts with.
@@ -121,10 +126,42 @@ impl Target {
             options.extend(own);
             ((*found).serverid, ((*mapping).umid, needs_password), pooler, options)
         };
+        let own = |name: &CStr| options.iter().find(|(own, _)| own.as_bytes() == name.to_bytes());
+        let peer = [("host", PEER_HOST), ("port", PEER_PORT)];
+        let peer = peer.into_iter().filter_map(|(name, option)| own(option).map(|(_, value)| (name, value.clone())));
+        let peer = peer.collect();
         let known = libpq::option_names();
         options.retain(|(name, _)| known.contains(name));
         let (mapping, needs_password) = mapping;
-        Ok(Self { id, server: server.to_owned(), place, mapping, needs_password, pooler, options })
+        Ok(Self { id, server: server.to_owned(), place, mapping, needs_password, pooler, options, peer })
+    }
+
+    /// A connection string by which another shard reaches this one. It may hold a password.
+    pub fn connection_string(&self) -> Vec<u8> {
+        let is_replaced =
+            |name: &str| self.peer.iter().any(|(own, _)| *own == name || *own == "host" && name == "hostaddr");
+        let is_ours = |name: &str| {
+            ["application_name", "fallback_application_name", "client_encoding", "options"].contains(&name)
+        };
+        let own = self.options.iter().map(|(name, value)| (name.as_str(), value));
+        let own = own.filter(|(name, _)| !is_replaced(name) && !is_ours(name));
+        let mut text = Vec::new();
+        for (name, value) in own.chain(self.peer.iter().map(|(name, value)| (*name, value))) {
+            text.extend_from_slice(format!("{name}='").as_bytes());
+            for byte in value.to_bytes() {
+                if matches!(byte, b'\\' | b'\'') {
+                    text.push(b'\\');
+                }
+                text.push(*byte);
+            }
+            text.extend_from_slice(b"' ");
+        }
+        text
+    }
+
+    /// Whether other shards are told of a place of their own.
+    pub fn has_peer_address(&self) -> bool {
+        !self.peer.is_empty()
     }
 
     /// How long connecting may take; `None`: for ever.

@@ -14,6 +14,7 @@ SELECT 'schema ' || nspname FROM pg_namespace WHERE nspname ~ '^shardmap'
 UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger WHERE NOT tgisinternal
 UNION ALL SELECT 'transaction ' || gid FROM pg_prepared_xacts WHERE database = current_database()
 UNION ALL SELECT 'publication ' || pubname FROM pg_publication
+UNION ALL SELECT 'subscription ' || subname FROM pg_subscription WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
 UNION ALL SELECT 'slot ' || slot_name FROM pg_replication_slots WHERE database = current_database()
 UNION ALL SELECT 'function ' || proname FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace
     WHERE nspname !~ '^(pg_|information_schema)'

@@ -4,27 +4,36 @@ others: most by turns there and back."""
 from .arena import NAMES
 
 
-def hot_key(arena):
+def hot_key(arena, engine="triggers"):
     """The hottest tenant goes to the next shard."""
     tenant = arena.hot[0]
     target = (arena.number(arena.owner(tenant)) + 1) % arena.shards
     with arena.connect() as conn:
-        return conn.execute("SELECT move FROM shardmap.move_key(%s, %s, %s)", [tenant, f"shard-{target}", arena.keyspace]).fetchall()
+        return conn.execute("SELECT move FROM shardmap.move_key(%s, %s, %s, engine => %s)",
+                            [tenant, f"shard-{target}", arena.keyspace, engine]).fetchall()
 
 
-def rebalanced(arena, change):
+def hot_key_logical(arena):
+    return hot_key(arena, "logical")
+
+
+def rebalanced(arena, change, engine="triggers"):
     with arena.connect() as conn:
         conn.execute(change)
-        return conn.execute("SELECT move FROM shardmap.rebalance(%s)", [arena.keyspace]).fetchall()
+        return conn.execute("SELECT move FROM shardmap.rebalance(%s, engine => %s)", [arena.keyspace, engine]).fetchall()
 
 
-def one_more_one_less(arena):
+def one_more_one_less(arena, engine="triggers"):
     """A shard joins; the next time it is emptied, then joins again."""
     spare, arena.turn = len(arena.cluster.shard_servers) - 1, arena.turn + 1
     if arena.shards == spare:
         arena.add_shard(spare)
-        return rebalanced(arena, "SELECT 1")
-    return rebalanced(arena, f"SELECT shardmap.drain_shard('shard-{spare}', {arena.turn % 2 == 0})")
+        return rebalanced(arena, "SELECT 1", engine)
+    return rebalanced(arena, f"SELECT shardmap.drain_shard('shard-{spare}', {arena.turn % 2 == 0})", engine)
+
+
+def one_more_one_less_logical(arena):
+    return one_more_one_less(arena, "logical")
 
 
 def one_less_one_more(arena):

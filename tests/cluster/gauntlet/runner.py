@@ -26,7 +26,8 @@ ENOUGH = 5  # steps of each client before the first move
 
 def open_cluster(shards=3, spare=1):
     """`spare` servers are there for shards to come."""
-    return Cluster(shards=shards + spare, layout="servers", coordinator_settings=SETTINGS)
+    return Cluster(shards=shards + spare, layout="servers", coordinator_settings=SETTINGS,
+                   shard_settings={"wal_level": "logical"})
 
 
 class Crew:

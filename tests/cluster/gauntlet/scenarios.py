@@ -16,7 +16,8 @@ from .cuts import cut_inside
 from .disk import has_small_disks, small_disk
 from .drive import Drive, WorkerDrive
 from .lag import lagging_replica
-from .plans import hot_key, one_less_one_more, one_more_one_less, range_there_and_back, split_and_merge
+from .plans import (hot_key, hot_key_logical, one_less_one_more, one_more_one_less, one_more_one_less_logical, range_there_and_back,
+                    split_and_merge)
 from .troubles import SERVERS, Cut, KillSession
 
 COMMIT = ("before_prepare", "prepare_sent", "after_prepare:1", "before_decide", "after_decide", "after_local_commit", "commit_sent",
@@ -28,6 +29,9 @@ TAKEN_BACK = ("move_logging_back", "move_reversed")
 ALONE = ("move_logging", "move_batch:2", "shard_committed:1", "shard_committed:2", "shard_committed:2", "move_batch:3", "move_fenced",
          "move_cleaning:1")
 FEW = ("move_batch:2", "move_verified", "move_fenced", "move_flip", "move_cleaning:1")
+REPLICATED = ("move_hidden", "move_subscribing", "move_logging", "move_copied", "move_caught_up", "move_verified", "move_fenced", "move_flip",
+              "move_unsubscribe", "move_unsubscribing", "move_unsubscribed", "move_flipped", "move_cleaning:1", "move_done")
+FEW_REPLICATED = ("move_copied", "move_verified", "move_fenced", "move_flip", "move_unsubscribing")
 NAMED = r"""
 SELECT DISTINCT point[1] FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace AND n.nspname = 'shardmap',
     regexp_matches(p.prosrc, '_crash_here\(([^;]*)\);', 'g') call, regexp_matches(call[1], '''(move_[a-z_]+)''', 'g') point
@@ -53,7 +57,7 @@ class Scenario:
 
 def missing_points(arena):
     """Points of the product that no scenario names."""
-    known = {point.split(":")[0] for point in (*POINTS, *GIVEN_UP, *TAKEN_BACK)}
+    known = {point.split(":")[0] for point in (*POINTS, *GIVEN_UP, *TAKEN_BACK, *REPLICATED)}
     return sorted(set(arena.psql(NAMED).split()) - known)
 
 
@@ -121,6 +125,7 @@ def disk_full(drive, _):
 
 ONE_PHASE = {"shardmap__multi_shard_commit": "one_phase"}
 CUTS = (Cut("source"), Cut("target"))
+PATIENT = {"shardmap__fence_timeout": "10s"}  # however slow the machine: what is copied is to be verified and flipped some time
 
 SCENARIOS = (
     Scenario("hot key", hot_key, times(5), short=True, calm=True),
@@ -159,6 +164,15 @@ SCENARIOS = (
     Scenario("split hot, merge cold", split_and_merge, times(3), calm=True, short=True),
     Scenario("split hot, merge cold, modulo", split_and_merge, times(3), strategy="modulo", calm=True),
     Scenario("split hot, merge cold, range", split_and_merge, times(3), strategy="range", calm=True),
+    Scenario("hot key, logical", hot_key_logical, times(3), settings=PATIENT, calm=True, short=True),
+    Scenario("hot key, logical, session killed", hot_key_logical, through(REPLICATED, KillSession()), settings=PATIENT),
+    Scenario("hot key, logical, servers killed at some points", hot_key_logical, through(FEW_REPLICATED, *SERVERS), settings=PATIENT, short=True),
+    Scenario("hot key, logical, servers killed", hot_key_logical, all_through(REPLICATED, *SERVERS), settings=PATIENT),
+    Scenario("hot key, logical, cut off", hot_key_logical, through(REPLICATED, *CUTS), settings=PATIENT, arena={"proxied": True}),
+    Scenario("hot key, logical, given up", hot_key_logical, give_up, settings=PATIENT),
+    Scenario("hot key, logical, taken back", hot_key_logical, take_back, settings=PATIENT),
+    Scenario("add and drain shard, logical", one_more_one_less_logical, times(2), settings=PATIENT, calm=True),
+    Scenario("add and drain shard, logical, session killed", one_more_one_less_logical, through(REPLICATED, KillSession()), settings=PATIENT),
     Scenario("add and drain shard, session killed", one_more_one_less, through(POINTS, KillSession())),
     Scenario("add and drain shard, servers killed at some points", one_more_one_less, through(FEW, *SERVERS), short=True),
     Scenario("add and drain shard, servers killed", one_more_one_less, all_through(POINTS, *SERVERS)),
