@@ -29,15 +29,15 @@ $$;
 COMMENT ON FUNCTION shardmap._move_prefix(shardmap.move) IS 'what lets statements write past triggers and foreign keys, if the tables have some';
 
 -- Comparison of a table's primary key with a watermark. One key's rows are told apart by the other columns: with these alone the
--- index is entered at the watermark, else at the key's first row, over and over.
+-- index is entered at the watermark, else at the key's first row, over and over. Without other columns the key has one row.
 CREATE FUNCTION shardmap._beyond(job shardmap.move, moved shardmap.move_table, operator text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN moved.watermark IS NULL THEN 'true' ELSE coalesce((
         SELECT format('(%s) %s (%s)', string_agg(quote_ident(w.name), ', ' ORDER BY w.position), operator,
                 string_agg(format('%L::%s', w.value, w.type), ', ' ORDER BY w.position))
           FROM unnest(moved.key_columns, moved.watermark, moved.key_types) WITH ORDINALITY w (name, value, type, position)
-         WHERE job.kind <> 'key' OR w.name <> (SELECT l.key_column FROM shardmap.logical_table l WHERE l.relation = moved.relation)),
-        (operator = '<=')::text) END
+         WHERE job.kind <> 'key' OR w.name <> (SELECT l.key_column FROM shardmap.logical_table l WHERE l.relation = moved.relation)
+        HAVING count(*) > 0), (operator = '<=')::text) END
 $$;
 COMMENT ON FUNCTION shardmap._beyond(shardmap.move, shardmap.move_table, text) IS 'condition, for a shard, on rows before or after a table''s watermark';
 

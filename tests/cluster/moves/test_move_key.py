@@ -36,6 +36,14 @@ def test_a_batch_enters_the_index_where_the_last_one_ended(tenants, conn):
     assert "Index Cond: ((tenant = 4) AND (id > 17))" in explained
 
 
+def test_a_key_that_is_the_primary_key_has_one_row(conn):
+    """Whose copying is behind the watermark once there is one."""
+    beyond = ("SELECT shardmap._beyond(jsonb_populate_record(NULL::shardmap.move, jsonb_build_object('kind', 'key')), jsonb_populate_record("
+              "NULL::shardmap.move_table, jsonb_build_object('relation', 'account', 'key_columns', jsonb_build_array('tenant'),"
+              " 'key_types', jsonb_build_array('integer'), 'watermark', jsonb_build_array('4'))), %s)")
+    assert [conn.execute(beyond, (sign,)).fetchone()[0] for sign in (">", "<=")] == ["false", "true"]
+
+
 def test_a_finished_move_is_run_again_for_nothing(tenants, conn):
     tenant = tenants.fresh(0)
     number = plan(conn, tenant, 2)
