@@ -20,6 +20,7 @@ OPEN_DEFINERS = {
 }
 # Functions in SQL or PL/pgSQL without a search_path of their own, and why that is safe.
 OPEN_PATHS = {
+    "shardmap.canary(text,interval,interval,double precision,double precision,double precision,bigint)": "as run_move",
     "shardmap.run_move(bigint)": "with a search_path of its own it could not commit; qualifies every name and uses no operator",
     "shardmap.run_moves(text)": "as run_move",
     "shardmap.run_repair(bigint,boolean,integer)": "as run_move",
