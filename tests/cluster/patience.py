@@ -5,8 +5,11 @@ something usually happens, none takes it for granted that two things overlap, an
 reaches: the time that something takes is no test of it.
 """
 
+import contextlib
 import threading
 import time
+
+from server import ServerError
 
 PATIENCE = 60
 
@@ -32,6 +35,21 @@ def is_quick(attempt, seconds, times=5):
     while not took or took[-1] >= seconds:
         assert len(took) < times, f"{took} seconds"
         took.append(attempt())
+
+
+@contextlib.contextmanager
+def crashing(server):
+    """A session of the server is killed in here; after it the server has noticed, and is up again. Right after the kill it
+    may answer once more, and starts anew only then."""
+    def starts():
+        return server.log.read_text(errors="replace").count("is ready to accept connections")
+
+    def answers():
+        with contextlib.suppress(ServerError):
+            return server.psql("SELECT 1") == "1"
+    before = starts()
+    yield
+    wait_until(lambda: starts() > before and answers(), server.log_tail)
 
 
 def lock_waiters(conn):

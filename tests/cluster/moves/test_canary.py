@@ -7,7 +7,7 @@ from collections import Counter
 import psycopg
 import pytest
 from fleet import COUNT, Fleet, Load
-from test_moves_crashes import wait_for as wait_for_psql
+from patience import crashing
 from waiting import wait_for
 
 NUMBERS = itertools.count(1)
@@ -339,9 +339,9 @@ def test_it_is_not_cleaned_before_it_is_decided(fleet, conn):
 @pytest.mark.soak
 @pytest.mark.parametrize("point", ["measuring", "moving", "baking", "baking:2", "spreading:3"])
 def test_the_session_is_killed(fleet, point):
-    with fleet.connect(shardmap__crash_point=f"canary_{point}") as runner, pytest.raises(psycopg.OperationalError):
+    with (crashing(fleet.tenants.cluster.coordinator), fleet.connect(shardmap__crash_point=f"canary_{point}") as runner,
+          pytest.raises(psycopg.OperationalError)):
         call(fleet, runner, bake="'1 s'", **LOOSE)
-    wait_for_psql(fleet.tenants.cluster.coordinator)
     with fleet.connect() as conn:
         assert canary(fleet, conn)["state"] == point.split(":")[0]
         for key in moved_keys(fleet, conn):  # every kind of change, of which none is a difference
@@ -363,9 +363,8 @@ def test_the_session_is_killed_on_the_way_back(fleet, point):
         conn.execute("SELECT shardmap.rollback_move(%s)", (canary(fleet, conn)["move"],))
         update(fleet, conn, range(1, COUNT + 1))
         want = rows(fleet, conn)
-    with fleet.connect(shardmap__crash_point=point) as runner, pytest.raises(psycopg.OperationalError):
+    with crashing(fleet.tenants.cluster.coordinator), fleet.connect(shardmap__crash_point=point) as runner, pytest.raises(psycopg.OperationalError):
         call(fleet, runner)
-    wait_for_psql(fleet.tenants.cluster.coordinator)
     with fleet.connect() as conn:
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="has failed: its move was rolled back"):
             call(fleet, conn)

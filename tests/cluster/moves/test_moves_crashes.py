@@ -5,21 +5,11 @@ import time
 
 import psycopg
 import pytest
-from patience import Running, lock_waiters, wait_until
+from patience import Running, crashing, lock_waiters, wait_until
 from tenants import plan, run
 
 POINTS = ("move_hidden", "move_logging", "move_batch:4", "prepare_sent", "after_local_commit", "move_caught_up", "move_verified", "move_fenced",
           "move_flip", "move_flipped", "move_cleaning:2", "move_done")
-
-
-def wait_for(server):
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return server.psql("SELECT 1")
-        except Exception:  # pylint: disable=broad-except
-            assert time.monotonic() < deadline, server.log_tail()
-            time.sleep(0.1)
 
 
 def finish(tenants, number):
@@ -49,9 +39,8 @@ def test_the_session_is_killed(tenants, point):
     tenant = tenants.fresh(2)
     with tenants.connect() as conn:
         number = plan(conn, tenant, 1)
-    with tenants.connect(shardmap__crash_point=point) as runner, pytest.raises(psycopg.OperationalError):
+    with crashing(tenants.cluster.coordinator), tenants.connect(shardmap__crash_point=point) as runner, pytest.raises(psycopg.OperationalError):
         run(runner, number)
-    wait_for(tenants.cluster.coordinator)
     check(tenants, tenant, finish(tenants, number))
 
 

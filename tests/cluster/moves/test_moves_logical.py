@@ -4,9 +4,9 @@ import psycopg
 import pytest
 from cluster import Cluster
 from fleet import KEYS, Fleet, Load
-from patience import Running, wait_until
+from patience import Running, crashing, wait_until
 from tenants import SETTINGS, SHARDS, Tenants, run
-from test_moves_crashes import finish, wait_for
+from test_moves_crashes import finish
 from test_moves_rollback import check as check_rolled_back
 from test_moves_rollback import write_after
 from test_moves_under_load import Crew, Writer, start
@@ -96,9 +96,8 @@ def test_the_session_is_killed(servers, point):
     tenant = servers.fresh(0)
     with servers.connect() as conn:
         number = plan(conn, tenant, 1)
-    with servers.connect(shardmap__crash_point=point) as runner, pytest.raises(psycopg.OperationalError):
+    with crashing(servers.cluster.coordinator), servers.connect(shardmap__crash_point=point) as runner, pytest.raises(psycopg.OperationalError):
         run(runner, number)
-    wait_for(servers.cluster.coordinator)
     finish(servers, number)
     check(servers, tenant, number)
 

@@ -2,7 +2,7 @@
 
 import psycopg
 import pytest
-from test_moves_crashes import wait_for as wait_for_psql
+from patience import crashing
 from test_moves_under_load import Crew, check as check_load, start
 from tenants import plan, run
 from waiting import wait_for
@@ -67,9 +67,8 @@ def test_the_session_is_killed_on_the_way_back(tenants, point):
         flip(tenants, tenant, number)
         rows = write_after(conn, tenant)
         conn.execute("SELECT shardmap.rollback_move(%s)", (number,))
-    with tenants.connect(shardmap__crash_point=point) as runner, pytest.raises(psycopg.OperationalError):
+    with crashing(tenants.cluster.coordinator), tenants.connect(shardmap__crash_point=point) as runner, pytest.raises(psycopg.OperationalError):
         run(runner, number)
-    wait_for_psql(tenants.cluster.coordinator)
     with tenants.connect() as conn:
         run(conn, number)
     check(tenants, tenant, number, rows)
@@ -79,9 +78,8 @@ def test_the_session_is_killed_when_the_log_for_the_way_back_is_made(tenants):
     tenant = tenants.fresh(0)
     with tenants.connect() as conn:
         number = plan(conn, tenant, 1)
-    with tenants.connect(shardmap__crash_point="move_logging_back") as runner, pytest.raises(psycopg.OperationalError):
+    with crashing(tenants.cluster.coordinator), tenants.connect(shardmap__crash_point="move_logging_back") as runner, pytest.raises(psycopg.OperationalError):
         run(runner, number)
-    wait_for_psql(tenants.cluster.coordinator)
     flip(tenants, tenant, number)
     with tenants.connect() as conn:
         rows = write_after(conn, tenant)

@@ -8,7 +8,7 @@ import contextlib
 
 import psycopg
 from cluster import Cluster
-from patience import wait_until
+from patience import crashing, wait_until
 
 SHARDS = 3
 ACCOUNTS = 300
@@ -81,15 +81,9 @@ class Ledger:
                 return conn.execute("SELECT 1").fetchone() == (1,)
         wait_until(answers, self.coordinator.log_tail)
 
-    @contextlib.contextmanager
     def crashing(self):
-        """A session is killed in here; after it the coordinator has noticed, and is up again."""
-        def starts():
-            return self.coordinator.log.read_text(errors="replace").count("is ready to accept connections")
-        before = starts()
-        yield
-        wait_until(lambda: starts() > before, self.coordinator.log_tail)
-        self.wait_for_coordinator()
+        """A session is killed in here."""
+        return crashing(self.coordinator)
 
     @contextlib.contextmanager
     def configured(self, **settings):
