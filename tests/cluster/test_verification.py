@@ -1,11 +1,11 @@
 """A verification that is broken off goes on where it was, and reads nothing twice."""
 
 import re
-import time
 
 import psycopg
 import pytest
 from cluster import Cluster
+from patience import crashing
 from psycopg import errors
 
 ROWS = 40_000
@@ -74,11 +74,11 @@ def test_all_rows_are_read_once(cluster, conn):
 def test_killed_in_the_middle_it_goes_on(cluster, conn):
     """The session dies as by kill -9, and the server with it."""
     number = start(conn)
-    with psycopg.connect(cluster.dsn(), autocommit=True) as victim:
+    with crashing(cluster.coordinator), psycopg.connect(cluster.dsn(), autocommit=True) as victim:
         victim.execute("SET shardmap.crash_point = 'verification_slice:4'")
         with pytest.raises(psycopg.OperationalError):
             run(victim, number)
-    with cluster_conn(cluster) as again:
+    with psycopg.connect(cluster.dsn(), autocommit=True) as again:
         assert state(again, number)[0] == "under way" and set(pages(again, number).values()) == {30}
         before = [len(slices_read(cluster, shard)) for shard in range(2)]
         run(again, number)
@@ -87,17 +87,6 @@ def test_killed_in_the_middle_it_goes_on(cluster, conn):
         read = slices_read(cluster, shard)[before[shard]:]
         # The slice that was under way is the only one that is read again.
         assert read == list(range(30, 30 + 10 * len(read), 10)) and read
-
-
-def cluster_conn(cluster):
-    """A session, once the server has recovered."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return psycopg.connect(cluster.dsn(), autocommit=True)
-        except psycopg.OperationalError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
 
 
 def test_misplaced_rows_are_named(cluster, conn):

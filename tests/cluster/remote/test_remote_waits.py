@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 
+import psycopg
 import pytest
 from patience import PATIENCE, wait_until
 from psycopg import errors
@@ -186,16 +187,24 @@ def test_loss_within_a_savepoint_only_is_harmless(place, conn):
     assert (keys(place, 0), keys(place, 1)) == ([4], [1])
 
 
+def checkpointer(place):
+    """Its process on the shard, another one after each crash; None: the shard does not answer."""
+    with contextlib.suppress(psycopg.OperationalError), place.shard() as shard:
+        return shard.execute("SELECT max(pid) FROM pg_stat_activity WHERE backend_type = 'checkpointer'").fetchone()[0]
+
+
 def test_killed_shard_backend(place, conn):
     """SIGKILL makes the whole shard server restart; the error is clear and the layer recovers by itself."""
     conn.execute("BEGIN")
     pid = shard_pid(conn)
     thread, caught = run_in_thread(lambda: rows(conn, SLEEP))
     place.wait_for_shard(1)
+    before = checkpointer(place)
     os.kill(pid, signal.SIGKILL)
     thread.join(PATIENCE)
     assert isinstance(caught[0], errors.ConnectionFailure)
     conn.execute("ROLLBACK")
+    wait_until(lambda: checkpointer(place) not in (None, before))
 
     def recovers():
         # The first may still reach the server that is about to notice, and be ended with it.
