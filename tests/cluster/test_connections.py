@@ -12,7 +12,7 @@ import time
 import psycopg
 import pytest
 from cluster import Cluster
-from patience import PATIENCE, wait_until
+from patience import PATIENCE, Running, wait_until
 from psycopg import errors
 
 SHARDS, MAX_CONNECTIONS = 16, 70
@@ -121,6 +121,26 @@ def test_twenty_sessions_share_a_few_connections(cluster, keys):
         [outcomes] = outcome
         assert caught == [None] and outcomes == [ANSWER] * 80
         assert highest == 3
+
+
+def test_who_comes_while_others_wait_for_what_nobody_holds_waits_too(cluster, keys):
+    """All have been given back, and the session that waits for one has not run yet."""
+    read = f"SELECT v FROM t WHERE k = {keys['shard-0']}"
+    with limit(cluster, 1), connect(cluster) as watcher, connect(cluster, connection_wait="200s") as waiter, \
+            connect(cluster, connection_wait="200s") as newcomer:
+        with connect(cluster) as holder:
+            holder.execute("BEGIN")
+            holder.execute(read)
+            first = Running(lambda: waiter.execute(read).fetchone())
+            wait_until(lambda: counted(watcher) == (1, 1))
+            os.kill(waiter.info.backend_pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: counted(watcher) == (0, 1))
+            second = Running(lambda: newcomer.execute(read).fetchone())
+            wait_until(lambda: counted(watcher) == (0, 2) or second.is_over())
+        finally:
+            os.kill(waiter.info.backend_pid, signal.SIGCONT)
+        assert first.end() == second.end() == (keys["shard-0"],)
 
 
 def test_a_shard_without_connections_is_a_clear_error(cluster):

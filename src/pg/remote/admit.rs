@@ -107,7 +107,7 @@ impl<'a> Wait<'a> {
             return Ok(());
         }
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let alone = matches!(obstacle, Obstacle::Limit(full) if full.mine >= full.held);
+        let alone = matches!(&obstacle, Obstacle::Limit(full) if full.is_mine());
         if left.is_zero() || alone || is_worker() {
             return Err(self.refused(obstacle));
         }
@@ -119,9 +119,9 @@ impl<'a> Wait<'a> {
         let place = &self.target.place;
         let failure = |message| Failure::new(PgSqlErrorCode::ERRCODE_TOO_MANY_CONNECTIONS, message);
         match obstacle {
-            Obstacle::Limit(Full { held, mine }) if mine >= held => {
+            Obstacle::Limit(full) if full.is_mine() => {
                 failure(format!("too many connections to {place}"))
-                    .detail(format!("This session alone holds {mine}, as many as shardmap.max_connections_per_shard allows."))
+                    .detail(format!("This session alone holds {}, as many as shardmap.max_connections_per_shard allows.", full.mine))
                     .hint("Raise shardmap.max_connections_per_shard.")
             }
             Obstacle::Limit(Full { held, .. }) => failure(format!("too many connections to {place}"))

@@ -138,6 +138,14 @@ pub struct Full {
     pub held: u32,
     /// By this session.
     pub mine: u32,
+    pub limit: u32,
+}
+
+impl Full {
+    /// Whether this session has all that there are. Others may wait where nobody holds any.
+    pub fn is_mine(&self) -> bool {
+        self.mine >= self.limit
+    }
 }
 
 /// Asks for a place. `limit`: how many there are, 0: as many as are wanted. `place`: that in which this session waits.
@@ -151,7 +159,7 @@ pub fn ask(server: pg_sys::Oid, limit: u32, place: Option<&Waiting>) -> Asked {
     // Who waits goes first.
     let ahead = if place.is_some() { 0 } else { entry.waiting.load(RELAXED) };
     if limit > 0 && held.saturating_add(ahead) >= limit {
-        return Asked::Full(Full { held, mine: MINE[at].held.load(RELAXED) });
+        return Asked::Full(Full { held, mine: MINE[at].held.load(RELAXED), limit });
     }
     entry.held.fetch_add(1, RELAXED);
     MINE[at].held.fetch_add(1, RELAXED);
