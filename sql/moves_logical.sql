@@ -301,10 +301,6 @@ COMMENT ON FUNCTION shardmap._await_mark(shardmap.move, text, timestamptz) IS 'w
 REVOKE ALL ON FUNCTION shardmap._await_mark(shardmap.move, text, timestamptz) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._await_mark(shardmap.move, text, timestamptz) TO shardmap_admin;
 
-CREATE FUNCTION shardmap._fence_limit() RETURNS interval
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT current_setting('shardmap.fence_timeout')::interval $$;
-COMMENT ON FUNCTION shardmap._fence_limit() IS 'shardmap.fence_timeout';
-
 -- Before writers are held off: whether the target is so near that it will have the last change in time.
 CREATE FUNCTION shardmap._has_replicated(job shardmap.move) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -332,17 +328,16 @@ GRANT EXECUTE ON FUNCTION shardmap._await_last_change(shardmap.move, interval) T
 CREATE FUNCTION shardmap._meet_at_mark(job shardmap.move) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    tables constant text := (SELECT string_agg('ONLY ' || shardmap._shard_table(t.relation), ', ' ORDER BY t.position) FROM shardmap.move_table t WHERE t.move = job.id);
-    milliseconds constant integer := greatest(EXTRACT(epoch FROM least(shardmap._fence_limit(), current_setting('deadlock_timeout')::interval * 0.8)) * 1000, 1);
+    fence constant text := shardmap._fence_sql(job);
     mark text;
     began timestamptz;
     said text;
 BEGIN
     -- Here both transactions begin, or they would end with the savepoint.
-    PERFORM shardmap.remote_execute(s, format('%sSET LOCAL lock_timeout = %s', shardmap._run_guard(job), milliseconds)) FROM unnest(ARRAY[job.source, job.target]) s;
+    PERFORM shardmap.remote_execute(s, format('%sSET LOCAL lock_timeout = %s', shardmap._run_guard(job), shardmap._lock_limit())) FROM unnest(ARRAY[job.source, job.target]) s;
     BEGIN
         began := clock_timestamp();
-        PERFORM shardmap.remote_execute(job.source, format('LOCK TABLE %s IN SHARE MODE', tables));
+        PERFORM shardmap.remote_execute(job.source, fence);
         mark := (shardmap._set_mark(job))[1];
         said := CASE WHEN NOT shardmap._await_mark(job, mark, began + shardmap._fence_limit()) THEN 'waits: the target does not follow within shardmap.fence_timeout'
             WHEN NOT shardmap._sees_mark(job, job.source, mark, true) OR NOT shardmap._sees_mark(job, job.target, mark, true) THEN 'waits for a common snapshot' END;

@@ -38,12 +38,19 @@ COMMENT ON FUNCTION shardmap._have_readers_gone(shardmap.move) IS 'whether nobod
 REVOKE ALL ON FUNCTION shardmap._have_readers_gone(shardmap.move) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._have_readers_gone(shardmap.move) TO shardmap_admin;
 
+CREATE FUNCTION shardmap._fence_limit() RETURNS interval
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT current_setting('shardmap.fence_timeout')::interval $$;
+COMMENT ON FUNCTION shardmap._fence_limit() IS 'shardmap.fence_timeout';
+
 -- Less than what makes Postgres look for deadlocks: it is the move that gives way, and no writer.
-CREATE FUNCTION shardmap._limit_locks() RETURNS void
+CREATE FUNCTION shardmap._lock_limit() RETURNS integer
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT set_config('lock_timeout', greatest(EXTRACT(epoch FROM least(current_setting('shardmap.fence_timeout')::interval,
-        current_setting('deadlock_timeout')::interval * 0.8)) * 1000, 1)::integer::text, true)
+    SELECT greatest(EXTRACT(epoch FROM least(shardmap._fence_limit(), current_setting('deadlock_timeout')::interval * 0.8)) * 1000, 1)::integer
 $$;
+COMMENT ON FUNCTION shardmap._lock_limit() IS 'milliseconds for which a move waits for a lock';
+
+CREATE FUNCTION shardmap._limit_locks() RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT set_config('lock_timeout', shardmap._lock_limit()::text, true) $$;
 COMMENT ON FUNCTION shardmap._limit_locks() IS 'lets this transaction wait for locks, here and on shards, as long as a fence may last, and not until a deadlock is looked for';
 REVOKE ALL ON FUNCTION shardmap._limit_locks() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._limit_locks() TO shardmap_admin;
@@ -217,6 +224,16 @@ COMMENT ON FUNCTION shardmap._flip(bigint) IS 'makes a move''s target the owner,
 REVOKE ALL ON FUNCTION shardmap._flip(bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._flip(bigint) TO shardmap_admin;
 
+-- A lock takes no snapshot. NULL: the move has no tables.
+CREATE FUNCTION shardmap._fence_sql(job shardmap.move) RETURNS text
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT 'LOCK TABLE ' || string_agg('ONLY ' || shardmap._shard_table(t.relation), ', ' ORDER BY t.position) || ' IN SHARE MODE'
+      FROM shardmap.move_table t WHERE t.move = job.id
+$$;
+COMMENT ON FUNCTION shardmap._fence_sql(shardmap.move) IS 'statement that holds off, on its source, all who write to a move''s tables, until the transaction ends';
+REVOKE ALL ON FUNCTION shardmap._fence_sql(shardmap.move) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._fence_sql(shardmap.move) TO shardmap_admin;
+
 CREATE FUNCTION shardmap._fence_and_flip(job shardmap.move) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -225,8 +242,8 @@ DECLARE
     pause interval;
     changed bigint := 0;
     version bigint;
-    tables text := (SELECT string_agg('ONLY ' || shardmap._shard_table(t.relation), ', ' ORDER BY t.position) FROM shardmap.move_table t WHERE t.move = job.id);
-    limits constant interval := current_setting('shardmap.fence_timeout')::interval;
+    fence constant text := shardmap._run_guard(job) || shardmap._fence_sql(job);
+    limits constant interval := shardmap._fence_limit();
 BEGIN
     SELECT sum(r[1]::bigint) INTO backlog FROM shardmap.remote_rows(job.source, (
         SELECT string_agg(format('SELECT pg_catalog.count(*)::pg_catalog.text FROM (SELECT FROM %I.changes_%s c WHERE %s LIMIT %s) x',
@@ -243,7 +260,7 @@ BEGIN
         began := clock_timestamp();
         PERFORM shardmap._fence_tables(job.keyspace);
         -- Who writes there without us, or for a session here that has died, is waited for too, and sees to it that nobody begins.
-        PERFORM shardmap.remote_execute(job.source, shardmap._run_guard(job) || 'LOCK TABLE ' || tables || ' IN SHARE MODE');
+        PERFORM shardmap.remote_execute(job.source, fence);
         PERFORM shardmap._crash_here('move_fenced');
         IF job.replicates THEN
             PERFORM shardmap._await_last_change(job, limits - (clock_timestamp() - began));
