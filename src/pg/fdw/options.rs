@@ -69,41 +69,41 @@ pub unsafe extern "C-unwind" fn shardmap_fdw_validator(fcinfo: pg_sys::FunctionC
     pg_sys::DirectFunctionCall2Coll(Some(validate), pg_sys::InvalidOid, pg_sys::Datum::from(theirs), argument(1))
 }
 
-/// Refuses another place for the option than a server, and a port that is none.
-unsafe fn check_peer(option: *mut pg_sys::DefElem, catalog: pg_sys::Datum) {
-    let name = CStr::from_ptr((*option).defname).to_string_lossy();
+/// Refuses another place for the option than a server.
+unsafe fn check_place(option: *mut pg_sys::DefElem, catalog: pg_sys::Datum) {
     if catalog != pg_sys::Datum::from(pg_sys::ForeignServerRelationId) {
+        let name = CStr::from_ptr((*option).defname).to_string_lossy();
         Refusal::new(PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME, format!("invalid option \"{name}\""))
             .hint("It is an option of foreign servers.")
             .raise()
     }
-    let value = CStr::from_ptr(pg_sys::defGetString(option)).to_string_lossy();
-    if name.as_bytes() == PEER_PORT.to_bytes() && value.parse::<u16>().is_err() {
+}
+
+/// Refuses a value that the option does not have; `hint`: which it has.
+unsafe fn check_value(option: *mut pg_sys::DefElem, is_valid: impl Fn(&CStr) -> bool, hint: &str) {
+    let value = CStr::from_ptr(pg_sys::defGetString(option));
+    if !is_valid(value) {
+        let (name, value) = (CStr::from_ptr((*option).defname).to_string_lossy(), value.to_string_lossy());
         Refusal::new(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
             format!("invalid value for option \"{name}\": \"{value}\""),
         )
-        .hint("It is a port, 1 to 65535.")
+        .hint(hint)
         .raise()
     }
 }
 
-/// Refuses a value that the option does not have, or another place for it than a server.
+unsafe fn check_peer(option: *mut pg_sys::DefElem, catalog: pg_sys::Datum) {
+    check_place(option, catalog);
+    if CStr::from_ptr((*option).defname) == PEER_PORT {
+        let is_port = |value: &CStr| value.to_str().is_ok_and(|value| value.parse::<u16>().is_ok());
+        check_value(option, is_port, "It is a port, 1 to 65535.");
+    }
+}
+
 unsafe fn check_pooler(option: *mut pg_sys::DefElem, catalog: pg_sys::Datum) {
-    if catalog != pg_sys::Datum::from(pg_sys::ForeignServerRelationId) {
-        Refusal::new(PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME, "invalid option \"pooler\"")
-            .hint("It is an option of foreign servers.")
-            .raise()
-    }
-    let value = CStr::from_ptr(pg_sys::defGetString(option));
-    if Pooler::parse(value).is_none() {
-        Refusal::new(
-            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-            format!("invalid value for option \"pooler\": \"{}\"", value.to_string_lossy()),
-        )
-        .hint("It is none, transaction or transaction_prepared.")
-        .raise()
-    }
+    check_place(option, catalog);
+    check_value(option, |value| Pooler::parse(value).is_some(), "It is none, transaction or transaction_prepared.");
 }
 
 #[no_mangle]
