@@ -1,6 +1,7 @@
 """One cluster of tenants for all tests of moves."""
 
 import pytest
+from crew import Crew
 from tenants import Tenants, open_tenants
 
 
@@ -14,3 +15,12 @@ def tenants():
 def conn(tenants):
     with tenants.connect() as conn:
         yield conn
+
+
+@pytest.fixture
+def crew():
+    crew = Crew()
+    yield crew
+    crew.over.set()
+    for thread in crew.threads:
+        thread.join()

@@ -9,7 +9,7 @@ from tenants import SETTINGS, SHARDS, Tenants, run
 from test_moves_crashes import finish
 from test_moves_rollback import check as check_rolled_back
 from test_moves_rollback import write_after
-from test_moves_under_load import Crew, Writer, start
+from test_moves_under_load import Writer, start
 from test_moves_under_load import check as check_load
 from test_rebalance import STRATEGIES
 
@@ -33,15 +33,6 @@ def servers():
     with Cluster(shards=SHARDS, layout="servers", coordinator_settings={**SETTINGS, "shardmap.fence_timeout": "5s"},
                  shard_settings=LOGICAL) as cluster:
         yield Tenants(cluster)
-
-
-@pytest.fixture
-def crew():
-    crew = Crew()
-    yield crew
-    crew.over.set()
-    for thread in crew.threads:
-        thread.join()
 
 
 def stop_at(tenants, number, point):

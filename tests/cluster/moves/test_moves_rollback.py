@@ -3,21 +3,12 @@
 import psycopg
 import pytest
 from patience import crashing
-from test_moves_under_load import Crew, check as check_load, start
+from test_moves_under_load import check as check_load, start
 from tenants import plan, run
 from waiting import wait_for
 
 POINTS = ("move_reversed", "move_caught_up", "move_verified", "move_fenced", "move_flip", "prepare_sent", "after_local_commit",
           "move_rollback", "move_rollback:3", "move_done")
-
-
-@pytest.fixture
-def crew():
-    crew = Crew()
-    yield crew
-    crew.over.set()
-    for thread in crew.threads:
-        thread.join()
 
 
 def flip(tenants, tenant, number):

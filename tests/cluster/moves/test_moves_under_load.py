@@ -1,7 +1,6 @@
 """A tenant moves while others read and write: nobody misses a row, sees one twice, or loses an update."""
 
 import itertools
-import threading
 
 import psycopg
 import pytest
@@ -12,42 +11,10 @@ STEPS = ("move_hidden", "move_logging", "move_batch:3", "move_copied", "move_cau
          "move_flipped", "move_cleaning:1", "move_cleaning:3", "move_done")
 
 
-class Crew:
-    """Threads that go on until they are told to stop; the first failure of one is raised by `stop`."""
-
-    def __init__(self):
-        self.over, self.threads, self.failures = threading.Event(), [], []
-
-    def start(self, work):
-        def loop():
-            try:
-                work(self.over)
-            except Exception as error:  # pylint: disable=broad-except
-                self.failures.append(error)
-        self.threads.append(threading.Thread(target=loop))
-        self.threads[-1].start()
-
-    def stop(self):
-        self.over.set()
-        for thread in self.threads:
-            thread.join()
-        if self.failures:
-            raise self.failures[0]
-
-
 def wait_until(crew, condition):
     while not condition():
         assert not crew.failures, crew.failures
         crew.over.wait(0.02)
-
-
-@pytest.fixture
-def crew():
-    crew = Crew()
-    yield crew
-    crew.over.set()
-    for thread in crew.threads:
-        thread.join()
 
 
 class Writer:
