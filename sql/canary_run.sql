@@ -253,6 +253,7 @@ DECLARE
     job shardmap.move;
 BEGIN
     PERFORM shardmap._hold_move(id);
+    PERFORM shardmap._await_own_commits();
     job := shardmap._find_move(id);
     run := shardmap._update_canary(id, '{}');
     PERFORM shardmap._crash_here('canary_' || run.state);

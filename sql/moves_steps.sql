@@ -359,6 +359,7 @@ DECLARE
     has_snapshot constant boolean := current_setting('transaction_isolation') = 'repeatable read';
 BEGIN
     PERFORM shardmap._hold_move(id);
+    PERFORM shardmap._await_own_commits();
     job := shardmap._directed(shardmap._update_move(id, '{}'));
     IF job.wish = 'cancel' AND shardmap._can_cancel_move(job.state, job.reversed) THEN
         PERFORM shardmap._update_move(id, '{"wish": null, "readers": null}', 'cancel');

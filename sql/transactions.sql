@@ -49,6 +49,33 @@ $$;
 COMMENT ON FUNCTION shardmap.resolve_transactions() IS
     'finishes what a failure left prepared on the shards, as the background worker does; a row for each part found, and for each shard that could not be asked';
 
+CREATE FUNCTION shardmap._unconfirmed_shard() RETURNS text
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'unconfirmed_shard_wrapper';
+COMMENT ON FUNCTION shardmap._unconfirmed_shard() IS
+    'a shard that still holds prepared what a transaction of this session has committed; NULL: none does';
+
+-- For what goes on in another transaction, and must find there what the one before has done.
+CREATE FUNCTION shardmap._await_own_commits() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    late text := shardmap._unconfirmed_shard();
+    until_when constant timestamptz := clock_timestamp() + interval '10 seconds';
+BEGIN
+    WHILE late IS NOT NULL LOOP
+        PERFORM shardmap.resolve_transactions();
+        late := shardmap._unconfirmed_shard();
+        IF late IS NOT NULL AND clock_timestamp() > until_when THEN
+            RAISE EXCEPTION 'the transaction before is not yet committed on shard "%"', late
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See shardmap.in_doubt, and go on when it is.';
+        END IF;
+        PERFORM pg_sleep(CASE WHEN late IS NULL THEN 0 ELSE 0.1 END);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION shardmap._await_own_commits() IS 'waits until all shards have committed what transactions of this session have';
+REVOKE ALL ON FUNCTION shardmap._unconfirmed_shard(), shardmap._await_own_commits() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._unconfirmed_shard(), shardmap._await_own_commits() TO shardmap_admin;
+
 REVOKE ALL ON FUNCTION shardmap._prepared_transactions(boolean), shardmap.resolve_transactions() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._prepared_transactions(boolean), shardmap.resolve_transactions() TO shardmap_admin;
 GRANT SELECT ON shardmap.in_doubt TO shardmap_admin;

@@ -55,6 +55,11 @@ fn of_session(which: &[Which]) -> Result<ReadToken> {
 }
 
 #[pg_extern(sql = false)]
+fn unconfirmed_shard() -> Option<String> {
+    or_raise(doubt::find(user())).map(|shard| servers::name(shard).to_string())
+}
+
+#[pg_extern(sql = false)]
 fn write_token() -> Option<String> {
     text(&or_raise(of_session(&[Which::Written])))
 }

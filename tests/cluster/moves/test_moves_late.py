@@ -99,6 +99,18 @@ def test_a_session_is_left_in_a_transaction(tenants, cut):
         assert conn.execute("SELECT sum(balance) FROM account WHERE tenant = %s", (tenant,)).fetchone() == (15,)
 
 
+@pytest.mark.parametrize(("shard", "prepared"), [(0, 0), (1, 0), (1, 1), (1, 2)])
+def test_a_step_is_committed_but_not_yet_on_a_shard(tenants, conn, shard, prepared):
+    """The connection is lost before it hears COMMIT PREPARED: the run goes on when it is committed there, and not before."""
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 1)
+    with through_proxy(tenants, shard) as proxy, tenants.connect() as runner:
+        lost = proxy.on("reset", TO_SERVER, types="Q", text=b"COMMIT PREPARED", skip=prepared)
+        run(runner, number)
+        assert lost.hit.is_set()
+    check(tenants, conn, tenant, number)
+
+
 def test_a_run_is_held_up_by_what_it_may_not_end(tenants, conn):
     """The session of another user."""
     number = plan(conn, tenants.fresh(0), 1)
