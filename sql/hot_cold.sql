@@ -64,19 +64,20 @@ $$;
 COMMENT ON FUNCTION shardmap._key_at(text, text, double precision, text, text) IS
     'key of a shard of ranges, as canonical text, below which lies about a part of its rows; never the first key; below: only of keys below this one; above: only of this key and those above';
 
-CREATE FUNCTION shardmap._plan_parts(keyspace text, before jsonb, after jsonb, dry_run boolean)
+CREATE FUNCTION shardmap._plan_parts(keyspace text, before jsonb, after jsonb, dry_run boolean, engine text)
 RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint, part text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     planned shardmap.move;
 BEGIN
     FOR planned IN SELECT m.* FROM shardmap._moves_between(keyspace, before, after) m LOOP
+        planned.engine := engine;
         RETURN QUERY SELECT p.move, p.relation, p.source, p.target, p.rows, p.bytes, shardmap._part_text(planned)
             FROM shardmap._plan_move(planned, dry_run) p;
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION shardmap._plan_parts(text, jsonb, jsonb, boolean) IS 'plans the moves by which a keyspace, as _keyspace_json, becomes another';
+COMMENT ON FUNCTION shardmap._plan_parts(text, jsonb, jsonb, boolean, text) IS 'plans the moves by which a keyspace, as _keyspace_json, becomes another';
 
 -- Of shards that are joining without a part of this, and of those that are to be emptied, the wish stays.
 CREATE FUNCTION shardmap._note_wish(space jsonb) RETURNS void
@@ -122,7 +123,8 @@ CREATE FUNCTION shardmap.split_hot(
     max_bytes bigint DEFAULT NULL,
     max_load double precision DEFAULT NULL,
     shard text DEFAULT NULL,
-    dry_run boolean DEFAULT false
+    dry_run boolean DEFAULT false,
+    engine text DEFAULT 'triggers'
 ) RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint, part text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -134,6 +136,7 @@ DECLARE
     bound text;
     bounds jsonb := '{}';
 BEGIN
+    PERFORM shardmap._check_engine(engine);
     PERFORM shardmap._check_limits(keyspace, max_rows, max_bytes, max_load);
     IF shard IS NOT NULL THEN
         PERFORM shardmap._check_shard_of(keyspace, shard);
@@ -165,18 +168,19 @@ BEGIN
     ELSIF NOT dry_run THEN
         PERFORM shardmap._note_wish(after);
     END IF;
-    RETURN QUERY SELECT p.* FROM shardmap._plan_parts(keyspace, before, after, dry_run) p;
+    RETURN QUERY SELECT p.* FROM shardmap._plan_parts(keyspace, before, after, dry_run, engine) p;
 END
 $$;
-COMMENT ON FUNCTION shardmap.split_hot(text, bigint, bigint, double precision, text, boolean) IS
-    'plans to relieve shards above a limit of rows, bytes or statements a second: each gives up to half of what it owns to the least burdened others, or to shard; dry_run: enters nothing';
+COMMENT ON FUNCTION shardmap.split_hot(text, bigint, bigint, double precision, text, boolean, text) IS
+    'plans to relieve shards above a limit of rows, bytes or statements a second: each gives up to half of what it owns to the least burdened others, or to shard; dry_run: enters nothing; engine: triggers, or logical for logical replication';
 
 CREATE FUNCTION shardmap.merge_cold(
     keyspace text DEFAULT 'main',
     min_rows bigint DEFAULT NULL,
     min_bytes bigint DEFAULT NULL,
     min_load double precision DEFAULT NULL,
-    dry_run boolean DEFAULT false
+    dry_run boolean DEFAULT false,
+    engine text DEFAULT 'triggers'
 ) RETURNS TABLE (move bigint, relation regclass, source text, target text, rows bigint, bytes bigint, part text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -184,6 +188,7 @@ DECLARE
     after jsonb;
     cold text[];
 BEGIN
+    PERFORM shardmap._check_engine(engine);
     PERFORM shardmap._check_limits(keyspace, min_rows, min_bytes, min_load);
     SELECT shardmap._fold(b.shards, b.states, b.measures, ARRAY[min_rows, min_bytes, min_load]) INTO cold FROM shardmap._burdens(keyspace) b;
     IF coalesce(cold, '{}') = '{}' THEN
@@ -199,17 +204,17 @@ BEGIN
         PERFORM shardmap._update_shard(s.name, s.weight, 'draining', '{}', false)
            FROM (SELECT h.* FROM shardmap.shard h WHERE h.name = ANY (cold) ORDER BY array_position(cold, h.name)) s;
     END IF;
-    RETURN QUERY SELECT p.* FROM shardmap._plan_parts(keyspace, before, after, dry_run) p;
+    RETURN QUERY SELECT p.* FROM shardmap._plan_parts(keyspace, before, after, dry_run, engine) p;
 END
 $$;
-COMMENT ON FUNCTION shardmap.merge_cold(text, bigint, bigint, double precision, boolean) IS
-    'plans to empty shards below all limits of rows, bytes and statements a second, the least burdened first; they are draining then, and can be dropped when they are empty; dry_run: enters nothing';
+COMMENT ON FUNCTION shardmap.merge_cold(text, bigint, bigint, double precision, boolean, text) IS
+    'plans to empty shards below all limits of rows, bytes and statements a second, the least burdened first; they are draining then, and can be dropped when they are empty; dry_run: enters nothing; engine: triggers, or logical for logical replication';
 
 REVOKE ALL ON FUNCTION shardmap._burdens(text), shardmap._key_at(text, text, double precision, text, text),
-    shardmap._plan_parts(text, jsonb, jsonb, boolean), shardmap._note_wish(jsonb), shardmap._check_limits(text, double precision[]),
-    shardmap.split_hot(text, bigint, bigint, double precision, text, boolean),
-    shardmap.merge_cold(text, bigint, bigint, double precision, boolean) FROM PUBLIC;
+    shardmap._plan_parts(text, jsonb, jsonb, boolean, text), shardmap._note_wish(jsonb), shardmap._check_limits(text, double precision[]),
+    shardmap.split_hot(text, bigint, bigint, double precision, text, boolean, text),
+    shardmap.merge_cold(text, bigint, bigint, double precision, boolean, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._burdens(text), shardmap._key_at(text, text, double precision, text, text),
-    shardmap._plan_parts(text, jsonb, jsonb, boolean), shardmap._note_wish(jsonb), shardmap._check_limits(text, double precision[]),
-    shardmap.split_hot(text, bigint, bigint, double precision, text, boolean),
-    shardmap.merge_cold(text, bigint, bigint, double precision, boolean) TO shardmap_admin;
+    shardmap._plan_parts(text, jsonb, jsonb, boolean, text), shardmap._note_wish(jsonb), shardmap._check_limits(text, double precision[]),
+    shardmap.split_hot(text, bigint, bigint, double precision, text, boolean, text),
+    shardmap.merge_cold(text, bigint, bigint, double precision, boolean, text) TO shardmap_admin;

@@ -114,7 +114,18 @@ def test_load_is_statements_a_second(space):
     assert {source for source, _ in plan} == {owner} and owner not in {target for _, target in plan}
 
 
+@pytest.mark.parametrize("plan", ["split_hot('{space}', max_load => 0.0001, engine => 'logical')",
+                                  "merge_cold('{space}', min_rows => 1000000, engine => 'logical')"])
+def test_the_engine_is_that_of_its_moves(space, plan):
+    space.sql("SELECT FROM account WHERE tenant = 123")
+    with space.conn.transaction(force_rollback=True):
+        assert space.sql("SELECT move IS NOT NULL FROM shardmap." + plan.format(space=space.kind))[0] == (True,)
+        assert space.sql("SELECT DISTINCT engine FROM shardmap.move WHERE state = 'planned'") == [("logical",)]
+
+
 @pytest.mark.parametrize("call, error, message", [
+    ("split_hot({space}, max_rows => 1, engine => 'nosuch')", errors.InvalidParameterValue, 'there is no engine "nosuch"'),
+    ("merge_cold({space}, min_rows => 1, engine => 'nosuch')", errors.InvalidParameterValue, 'there is no engine "nosuch"'),
     ("split_hot({space})", errors.InvalidParameterValue, "a limit of rows, bytes or load is required"),
     ("split_hot({space}, max_bytes => 0)", errors.InvalidParameterValue, "a limit of rows, bytes or load is required"),
     ("merge_cold({space})", errors.InvalidParameterValue, "a limit of rows, bytes or load is required"),
