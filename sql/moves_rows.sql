@@ -157,7 +157,7 @@ COMMENT ON FUNCTION shardmap._verify_moved(shardmap.move, shardmap.move_table) I
 REVOKE ALL ON FUNCTION shardmap._verify_moved(shardmap.move, shardmap.move_table) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._verify_moved(shardmap.move, shardmap.move_table) TO shardmap_admin;
 
--- Of the rows that changed last, under the fence: count and sum of hashes, whatever the order.
+-- Of rows that have changed since all were compared: count and sum of hashes, whatever the order.
 CREATE FUNCTION shardmap._compare_moved(job shardmap.move, moved shardmap.move_table, source_condition text, target_condition text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -180,7 +180,8 @@ REVOKE ALL ON FUNCTION shardmap._compare_moved(shardmap.move, shardmap.move_tabl
 GRANT EXECUTE ON FUNCTION shardmap._compare_moved(shardmap.move, shardmap.move_table, text, text) TO shardmap_admin;
 
 -- Rows whose copying has not come to them are left out: they will be copied as they are by then.
--- `fenced`: nothing else changes the source; what is done on the target commits by itself, and is compared.
+-- What comes after all rows were compared is compared too. `fenced`: nothing else changes the source; what is done on the
+-- target commits by itself.
 CREATE FUNCTION shardmap._apply_changes(job shardmap.move, fenced boolean DEFAULT false) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -214,7 +215,7 @@ BEGIN
                 name, shardmap._move_condition(job, moved.relation, 't.'), changed,
                 CASE WHEN moved.copied THEN 'true' ELSE shardmap._beyond(job, moved, '<=') END),
             job.target, format('%sCOPY %s (%s) FROM STDIN', own, name, shardmap._name_list(moved.columns)), 0, NOT fenced);
-        IF fenced THEN
+        IF fenced OR job.verified THEN
             PERFORM shardmap._compare_moved(job, moved, changed, format('(%s) IN (SELECT %s FROM %s c)',
                 shardmap._name_list(moved.key_columns, 't.'), shardmap._name_list(moved.key_columns, 'c.'), log));
         END IF;

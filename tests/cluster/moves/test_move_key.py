@@ -153,3 +153,24 @@ def test_a_row_changed_behind_our_back_stops_the_flip(tenants, conn):
     conn.execute("SELECT shardmap.cancel_move(%s)", (number,))
     run(conn, number)
     assert tenants.stored(tenant) == {0: (40, 40)}
+
+
+def test_what_changes_after_the_comparison_is_compared_too(tenants, conn):
+    """More than is left for the fence, on a target that changes what it gets."""
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 1)
+    with tenants.connect(shardmap__crash_point="move_fenced=error") as runner, pytest.raises(psycopg.Error, match="crash point"):
+        run(runner, number)
+    tenants.cluster.shard_psql(1, """CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.note := ''x''; RETURN NEW; END';
+        CREATE TRIGGER spoil BEFORE INSERT ON account FOR EACH ROW WHEN (NEW.id = 7) EXECUTE FUNCTION spoil();
+        ALTER TABLE account ENABLE ALWAYS TRIGGER spoil""")
+    try:
+        for _ in range(2):
+            conn.execute("UPDATE account SET balance = balance WHERE tenant = %s", (tenant,))
+        with pytest.raises(psycopg.errors.DataCorrupted, match="differ on shards"):
+            run(conn, number)
+        assert conn.execute("SELECT state FROM shardmap.moves WHERE id = %s", (number,)).fetchone() == ("catching_up",)
+    finally:
+        tenants.cluster.shard_psql(1, "DROP TRIGGER spoil ON account; DROP FUNCTION spoil()")
+    run(conn, number)
+    assert tenants.move(conn, number)["state"] == "done" and tenants.stored(tenant) == {1: (40, 40)}
