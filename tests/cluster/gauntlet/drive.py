@@ -66,6 +66,15 @@ class Drive:
             if not self.attempt(point, trouble):
                 self.unmet.append(point)
 
+    def turn(self, before, wish, after):
+        """Through troubles, the last at a point that the move does not get past; there it is asked to turn, and meets others."""
+        self.troubles(before)
+        self._ask(wish)
+        self.troubles(after)
+
+    def _ask(self, wish):
+        retried(lambda: self.arena.psql(f"SELECT shardmap.{wish}({self.under_way()['id']})"))
+
     def attempt(self, point, action):
         """Whether the point was met."""
         if not self.ensure_planned():
@@ -161,20 +170,29 @@ class WorkerDrive(Drive):
     worker stands still at the one before.
     """
 
-    def troubles(self, pairs):
+    def troubles(self, pairs, last=None):
+        """`last`: what the crash point is after the last of them."""
         for at, (point, trouble) in enumerate(pairs):
             if not at:
-                self._set(point)
-            following = pairs[at + 1][0] if at + 1 < len(pairs) else None
+                self._set(f"{point}=stop")
+            following = f"{pairs[at + 1][0]}=stop" if at + 1 < len(pairs) else last
             if not self._meet(trouble, following):
                 # The worker of the trouble before has lived through it, and had no other point to stop at.
-                self._set(point)
+                self._set(f"{point}=stop")
                 if not self._meet(trouble, following):
                     self.unmet.append(point)
                     self._set(following)
 
+    def turn(self, before, wish, after):
+        """Workers fail at the point that the move is not to get past, until one of them finds that it is to turn; that one stops
+        at the first point behind."""
+        barrier = before[-1][0].split(":")[0]
+        self.troubles(before, f"{barrier}=error,{after[0][0]}=stop")
+        self._ask(wish)
+        self.troubles(after)
+
     def _set(self, point):
-        change = f"SET shardmap.crash_point = '{point}=stop'" if point else "RESET shardmap.crash_point"
+        change = f"SET shardmap.crash_point = '{point}'" if point else "RESET shardmap.crash_point"
         retried(lambda: self.arena.psql(f"ALTER DATABASE {self.arena.name} {change}"))
 
     def _meet(self, trouble, following):
@@ -198,6 +216,8 @@ class WorkerDrive(Drive):
         return True
 
     def start(self):
+        for name, value in self.settings.items():
+            retried(lambda: self.arena.psql(f"ALTER DATABASE {self.arena.name} SET {name.replace('__', '.')} = '{value}'"))
         retried(lambda: self.arena.psql(f"SELECT count(*) FROM shardmap.start_moves('{self.arena.keyspace}')"))
 
     def _let_pass(self, known):

@@ -24,8 +24,10 @@ COMMIT = ("before_prepare", "prepare_sent", "after_prepare:1", "before_decide", 
           "after_commit:1")
 POINTS = ("move_hidden", "move_logging", "move_batch:2", *COMMIT, "move_batch:3", "move_copied", "move_caught_up", "move_verified",
           "move_fenced", "move_flip", "move_flipped", "move_cleaning:1", "move_cleaning:2", "move_done")
-GIVEN_UP = ("move_rollback",)
-TAKEN_BACK = ("move_logging_back", "move_reversed")
+TAKEN_BACK = ("move_logging_back", "move_flipped")
+UNDONE = ("move_rollback:1", "move_rollback:2", "move_done")
+WAY_BACK = ("move_reversed", "move_caught_up", "move_verified", "move_fenced", "move_flip", *UNDONE)
+UNSUBSCRIBED = ("move_unsubscribe", "move_unsubscribing", "move_unsubscribed")
 ALONE = ("move_logging", "move_batch:2", "shard_committed:1", "shard_committed:2", "shard_committed:2", "move_batch:3", "move_fenced",
          "move_cleaning:1")
 FEW = ("move_batch:2", "move_verified", "move_fenced", "move_flip", "move_cleaning:1")
@@ -57,7 +59,7 @@ class Scenario:
 
 def missing_points(arena):
     """Points of the product that no scenario names."""
-    known = {point.split(":")[0] for point in (*POINTS, *GIVEN_UP, *TAKEN_BACK, *REPLICATED)}
+    known = {point.split(":")[0] for point in (*POINTS, *TAKEN_BACK, *WAY_BACK, *REPLICATED)}
     return sorted(set(arena.psql(NAMED).split()) - known)
 
 
@@ -93,20 +95,25 @@ def all_through(points, *troubles):
 
 def give_up(drive, _):
     """Canceled when it is verified, and killed while it takes back what it has done."""
-    drive.troubles([("move_fenced", KillSession())])
-    with drive.arena.connect() as conn:
-        conn.execute("SELECT shardmap.cancel_move(%s)", [drive.under_way()["id"]])
-    drive.troubles([("move_rollback", KillSession())])
+    drive.turn([("move_fenced", KillSession())], "cancel_move", [("move_rollback", KillSession())])
     drive.finish()
 
 
 def take_back(drive, _):
     """Killed when the target owns the rows, then taken back with all that was written since, and killed on the way."""
-    drive.troubles([("move_logging_back", KillSession()), ("move_flipped", KillSession())])
-    with drive.arena.connect() as conn:
-        conn.execute("SELECT shardmap.rollback_move(%s)", [drive.under_way()["id"]])
-    drive.troubles([("move_reversed", KillSession()), ("move_rollback", KillSession())])
+    drive.turn([("move_logging_back", KillSession()), ("move_flipped", KillSession())], "rollback_move",
+               [("move_reversed", KillSession()), ("move_rollback", KillSession())])
     drive.finish()
+
+
+def turned(before, wish, after):
+    """One move, killed at points before and after it is asked to turn; it must have met them all, and not have gone on."""
+    def act(drive, _):
+        drive.turn([(point, KillSession()) for point in before], wish, [(point, KillSession()) for point in after])
+        drive.finish()
+        ends = [move["state"] for move in drive.arena.moves()]
+        assert ends == ["rolled_back"], f"the move did not turn: {ends}"
+    return act
 
 
 def disk_full(drive, _):
@@ -141,6 +148,9 @@ SCENARIOS = (
     Scenario("hot key, worker killed", hot_key, through(POINTS, KillSession()), drive=WorkerDrive),
     Scenario("hot key by a worker, servers killed at some points", hot_key, through(FEW, *SERVERS), drive=WorkerDrive, short=True),
     Scenario("hot key by a worker, servers killed", hot_key, all_through(POINTS, *SERVERS), drive=WorkerDrive),
+    Scenario("hot key by a worker, given up while copying", hot_key, turned(["move_batch:2"], "cancel_move", UNDONE), drive=WorkerDrive),
+    Scenario("hot key by a worker, given up at the fence", hot_key, turned(["move_fenced"], "cancel_move", UNDONE), drive=WorkerDrive),
+    Scenario("hot key by a worker, taken back", hot_key, turned(TAKEN_BACK, "rollback_move", WAY_BACK), drive=WorkerDrive),
     Scenario("hot key, given up", hot_key, give_up, short=True),
     Scenario("hot key, taken back", hot_key, take_back, short=True),
     Scenario("add and drain shard, taken back", one_more_one_less, take_back),
@@ -171,6 +181,12 @@ SCENARIOS = (
     Scenario("hot key, logical, cut off", hot_key_logical, through(REPLICATED, *CUTS), settings=PATIENT, arena={"proxied": True}),
     Scenario("hot key, logical, given up", hot_key_logical, give_up, settings=PATIENT),
     Scenario("hot key, logical, taken back", hot_key_logical, take_back, settings=PATIENT),
+    Scenario("hot key, logical, by a worker, given up while it subscribes", hot_key_logical,
+             turned(["move_logging"], "cancel_move", (*UNSUBSCRIBED, *UNDONE)), settings=PATIENT, drive=WorkerDrive),
+    Scenario("hot key, logical, by a worker, given up at the fence", hot_key_logical,
+             turned(["move_fenced"], "cancel_move", (*UNSUBSCRIBED, *UNDONE)), settings=PATIENT, drive=WorkerDrive),
+    Scenario("hot key, logical, by a worker, taken back", hot_key_logical,
+             turned(["move_logging_back", "move_unsubscribed"], "rollback_move", WAY_BACK), settings=PATIENT, drive=WorkerDrive),
     Scenario("add and drain shard, logical", one_more_one_less_logical, times(2), settings=PATIENT, calm=True),
     Scenario("add and drain shard, logical, session killed", one_more_one_less_logical, through(REPLICATED, KillSession()), settings=PATIENT),
     Scenario("add and drain shard, session killed", one_more_one_less, through(POINTS, KillSession())),
