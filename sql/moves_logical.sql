@@ -8,12 +8,12 @@
 -- logical replication needs, before anything is written. After the flip, the way back is that of every move: moves_back.sql.
 -- What is made here commits by itself, each statement: read `_begin_replication` for why that can be done again anywhere.
 
-CREATE FUNCTION shardmap._subscribe(target text, source text, command text) RETURNS void
+CREATE FUNCTION shardmap._subscribe(target text, source text, command text, transactional boolean) RETURNS void
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'subscribe_wrapper';
-COMMENT ON FUNCTION shardmap._subscribe(text, text, text) IS
+COMMENT ON FUNCTION shardmap._subscribe(text, text, text, boolean) IS
     'runs a command on the target in which %s stands for the literal by which it reaches the source, which nobody gets to see';
-REVOKE ALL ON FUNCTION shardmap._subscribe(text, text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._subscribe(text, text, text) TO shardmap_admin;
+REVOKE ALL ON FUNCTION shardmap._subscribe(text, text, text, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._subscribe(text, text, text, boolean) TO shardmap_admin;
 
 -- Names of slots are a server's: those of two databases must differ.
 CREATE FUNCTION shardmap._slot_name(job shardmap.move) RETURNS text
@@ -234,7 +234,7 @@ BEGIN
     PERFORM shardmap.remote_rows(job.source, format('%sSET LOCAL lock_timeout = ''5s''; SELECT (pg_catalog.pg_create_logical_replication_slot(%L, ''pgoutput'')).slot_name::text', quiet, slot), false);
     PERFORM shardmap._crash_here('move_subscribing');
     PERFORM shardmap._subscribe(job.target, job.source, quiet || format('CREATE SUBSCRIPTION %s CONNECTION %%s PUBLICATION %1$s '
-        'WITH (connect = false, slot_name = %L, streaming = off, disable_on_error = true)', schema, slot));
+        'WITH (connect = false, slot_name = %L, streaming = off, disable_on_error = true)', schema, slot), false);
     PERFORM shardmap.remote_execute(job.target, format('%sALTER SUBSCRIPTION %s ENABLE', quiet, schema), false);
     PERFORM shardmap.remote_execute(job.target, format('ALTER SUBSCRIPTION %s REFRESH PUBLICATION', schema), false);
 END

@@ -85,6 +85,63 @@ COMMENT ON FUNCTION shardmap._check_replica_identity(shardmap.move) IS 'raises a
 REVOKE ALL ON FUNCTION shardmap._check_replica_identity(shardmap.move) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._check_replica_identity(shardmap.move) TO shardmap_admin;
 
+-- Since Postgres 16 rows are written as the tables' owner, whom the subscription's must be able to become.
+CREATE FUNCTION shardmap._check_writes_as_owner(job shardmap.move) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    moved regclass;
+    owner text;
+BEGIN
+    FOR moved IN SELECT t.relation FROM shardmap.move_table t WHERE t.move = job.id ORDER BY t.position LOOP
+        SELECT r[1] INTO owner FROM shardmap.remote_rows(job.target, format($query$
+            SELECT pg_catalog.pg_get_userbyid(c.relowner)::text FROM pg_catalog.pg_class c WHERE c.oid = %L::pg_catalog.regclass
+               AND CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN NOT pg_has_role(c.relowner, 'SET') END
+            $query$, shardmap._shard_table(moved))) r;
+        IF FOUND THEN
+            RAISE EXCEPTION 'shard "%" does not let this user write to table % as its owner', job.target, moved
+                USING ERRCODE = 'insufficient_privilege', DETAIL = format('The owner there is "%s".', owner),
+                    HINT = 'Map a user there who owns the tables, or GRANT him their owner. Or plan the move with engine => ''triggers''.';
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_writes_as_owner(shardmap.move) IS 'raises an error unless a subscription on a move''s target can write to its tables';
+REVOKE ALL ON FUNCTION shardmap._check_writes_as_owner(shardmap.move) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_writes_as_owner(shardmap.move) TO shardmap_admin;
+
+-- A subscription that connects is made, and unmade: only the target knows whether the source lets it in, and only after asking
+-- for the password that Postgres wants of others than superusers. It is made by a function, of which the target's log only has
+-- the name: errors and warnings (that there is no such publication yet) would bring the way to the source there.
+CREATE FUNCTION shardmap._check_connection(job shardmap.move) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    code text;
+BEGIN
+    PERFORM shardmap._subscribe(job.target, job.source, 'SELECT pg_catalog.set_config(''shardmap_move.source'', %s, true)', true);
+    PERFORM shardmap.remote_execute(job.target, format($command$SET LOCAL client_min_messages = error; CREATE SCHEMA IF NOT EXISTS %1$I; DO $do$ BEGIN
+            EXECUTE pg_catalog.format('CREATE FUNCTION %1$I.subscribe() RETURNS void LANGUAGE sql AS %%L', pg_catalog.format(
+                'CREATE SUBSCRIPTION %1$I CONNECTION %%L PUBLICATION %1$I WITH (enabled = false, create_slot = false, slot_name = NONE)',
+                pg_catalog.current_setting('shardmap_move.source')));
+            PERFORM %1$I.subscribe();
+        EXCEPTION WHEN OTHERS THEN
+            RAISE EXCEPTION USING ERRCODE = 'SM002', MESSAGE = SQLERRM, DETAIL = SQLSTATE;
+        END $do$ $command$, shardmap._move_schema(job.id)));
+    RAISE EXCEPTION USING ERRCODE = 'SM001', MESSAGE = 'undo';
+EXCEPTION
+    WHEN SQLSTATE 'SM001' THEN NULL;
+    WHEN SQLSTATE 'SM002' THEN
+        GET STACKED DIAGNOSTICS code = PG_EXCEPTION_DETAIL;
+        RAISE EXCEPTION 'shard "%" cannot subscribe to shard "%": %', job.target, job.source, SQLERRM
+            USING ERRCODE = code, DETAIL = format('Move %s is to go by logical replication.', job.id),
+                HINT = CASE WHEN code = '2F003' THEN 'Let the user mapping of the source have a password, and pg_hba.conf there ask the target for it; or map a superuser of the target.'
+                    ELSE 'The target must reach the source as the coordinator does, or ALTER SERVER .. OPTIONS (ADD peer_host .., ADD peer_port ..); see pg_hba.conf on the source.'
+                    END || ' Or plan the move with engine => ''triggers''.';
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_connection(shardmap.move) IS 'raises an error unless a move''s target can subscribe to its source';
+REVOKE ALL ON FUNCTION shardmap._check_connection(shardmap.move) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._check_connection(shardmap.move) TO shardmap_admin;
+
 -- The publication is made, and unmade: Postgres itself knows best whether it can be.
 CREATE FUNCTION shardmap._check_replication(job shardmap.move) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -96,6 +153,7 @@ BEGIN
     END IF;
     PERFORM shardmap._check_replication_servers(job);
     PERFORM shardmap._check_replica_identity(job);
+    PERFORM shardmap._check_writes_as_owner(job);
     BEGIN
         PERFORM shardmap.remote_execute(job.source, 'SET LOCAL client_min_messages = error; ' || shardmap._publication_sql(job));
         RAISE EXCEPTION USING ERRCODE = 'SM001', MESSAGE = 'undo';
@@ -110,6 +168,7 @@ BEGIN
             RAISE EXCEPTION 'shard "%" cannot publish the rows of move %', job.source, job.id
                 USING ERRCODE = 'feature_not_supported', DETAIL = concat_ws(': ', SQLERRM, nullif(said, '')), HINT = 'Plan it with engine => ''triggers''.';
     END;
+    PERFORM shardmap._check_connection(job);
 END
 $$;
 COMMENT ON FUNCTION shardmap._check_replication(shardmap.move) IS 'raises an error if something stands in the way of a move by logical replication';

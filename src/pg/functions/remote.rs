@@ -297,7 +297,8 @@ sql_function! {
 }
 
 sql_function! {
-    /// `_subscribe(target, source, command)`: a command on the target in which %s stands for the way to the source.
+    /// `_subscribe(target, source, command, transactional)`: a command on the target in which %s stands for the way to the
+    /// source.
     subscribe_wrapper, pg_finfo_subscribe_wrapper,
     |call| {
         note_administration();
@@ -307,7 +308,7 @@ sql_function! {
             return Err(Failure::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message)
                 .hint("Say where other shards reach it: ALTER SERVER ... OPTIONS (ADD peer_host '..', ADD peer_port '..')."));
         }
-        let target = Connection::open(&call.name(0), user(), false)?;
+        let target = Connection::open(&call.name(0), user(), call.flag(3))?;
         target.lend(&replaced(&call.text(2), &source.connection_string()))?;
         Ok(Datum::from(0))
     }
