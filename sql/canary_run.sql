@@ -65,6 +65,7 @@ DECLARE
     chosen record;
     job shardmap.move;
 BEGIN
+    PERFORM shardmap._check_no_block('shardmap.canary');
     SELECT c.* INTO run FROM shardmap.canary_run c WHERE c.keyspace = space.name AND c.finished_at IS NULL;
     IF FOUND THEN
         PERFORM shardmap._hold_move(run.move);
@@ -235,10 +236,16 @@ COMMENT ON FUNCTION shardmap._take_canary_back(shardmap.canary_run, shardmap.mov
 CREATE FUNCTION shardmap._spread_canary(run shardmap.canary_run) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    following bigint := (SELECT m.id FROM shardmap.move m WHERE m.id = ANY (run.move || run.rest) AND m.state NOT IN ('done', 'rolled_back')
-        AND m.wish IS DISTINCT FROM 'pause' ORDER BY m.id = run.move DESC, m.id LIMIT 1);
+    following bigint;
+    is_run boolean;
 BEGIN
-    IF following IS NULL THEN
+    SELECT m.id, EXISTS (SELECT FROM shardmap._move_locks(3) l WHERE l.number = m.id & 4294967295 AND l.pid <> pg_backend_pid()) INTO following, is_run
+      FROM shardmap.move m WHERE m.id = ANY (run.move || run.rest) AND m.state NOT IN ('done', 'rolled_back') AND m.wish IS DISTINCT FROM 'pause'
+     ORDER BY m.id = run.move DESC, 2, m.id LIMIT 1;
+    IF is_run THEN -- by a worker, say: it is waited for
+        PERFORM pg_sleep(0.2);
+        RETURN 0;
+    ELSIF following IS NULL THEN
         PERFORM shardmap._update_canary(run.move, jsonb_build_object('state', 'passed', 'finished_at', clock_timestamp()));
     END IF;
     RETURN following;

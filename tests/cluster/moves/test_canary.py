@@ -308,6 +308,21 @@ def test_others_wait_while_it_bakes(fleet, conn):
         conn.execute("SELECT shardmap.end_canary(%s)", (fleet.name,))
 
 
+def test_a_move_that_another_session_runs_is_waited_for(fleet, conn):
+    """One of the rest, after it has passed, as a worker of start_moves() would."""
+    held, rest = fleet.planned[0][0], [number for number, *_ in fleet.planned[1:]]
+    caller = Caller(fleet, bake="'0.5 s'", **LOOSE)
+    with fleet.connect() as other:
+        other.execute("SELECT shardmap._hold_move(%s)", (held,))
+        caller.start()
+        wait_for(lambda: not caller.is_alive() or conn.execute("SELECT bool_and(state = 'done') FROM shardmap.moves WHERE id = ANY (%s)",
+                                                               (rest,)).fetchone()[0], lambda: canary(fleet, conn))
+        assert caller.is_alive() and canary(fleet, conn)["state"] == "spreading", caller.error
+        other.execute("SELECT shardmap._release_move(%s)", (held,))
+    assert caller.end() is None
+    check_passed(fleet, conn)
+
+
 def test_it_is_paused(fleet, conn):
     caller = Caller(fleet, bake="'1 s'", baseline="'1 h'")
     caller.start()
