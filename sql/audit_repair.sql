@@ -129,6 +129,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     repaired bigint;
 BEGIN
+    PERFORM shardmap._check_no_block('shardmap.run_repair');
     PERFORM shardmap._await_own_commits();
     IF so_far > 0 AND NOT EXISTS (SELECT FROM shardmap.audit_findings f WHERE f.id = finding AND f.state = 'confirmed') THEN
         RETURN 0;

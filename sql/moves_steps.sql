@@ -426,6 +426,7 @@ BEGIN
         RAISE NOTICE 'move % is %', id, replace(job.state, '_', ' ');
         RETURN NULL;
     END IF;
+    PERFORM shardmap._check_no_block('shardmap.run_move');
     PERFORM shardmap._hold_move(id);
     job := shardmap._find_move(id);
     -- What a run before this one has left prepared on the shards is committed or rolled back first.

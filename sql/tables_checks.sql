@@ -29,6 +29,23 @@ COMMENT ON FUNCTION shardmap._check_transaction(text) IS 'raises an error unless
 REVOKE ALL ON FUNCTION shardmap._check_transaction(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._check_transaction(text) TO shardmap_admin;
 
+CREATE FUNCTION shardmap._is_in_block() RETURNS boolean
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'is_in_block_wrapper';
+COMMENT ON FUNCTION shardmap._is_in_block() IS 'whether this transaction was begun by BEGIN';
+
+CREATE FUNCTION shardmap._check_no_block(procedure text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF shardmap._is_in_block() THEN
+        RAISE EXCEPTION '% cannot run inside a transaction block', procedure
+            USING ERRCODE = 'active_sql_transaction', DETAIL = 'It commits each of its steps.', HINT = 'CALL it by itself: after COMMIT, or in autocommit mode.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION shardmap._check_no_block(text) IS 'raises an error if this transaction was begun by BEGIN, for procedures that commit';
+REVOKE ALL ON FUNCTION shardmap._is_in_block(), shardmap._check_no_block(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION shardmap._is_in_block(), shardmap._check_no_block(text) TO shardmap_admin;
+
 CREATE FUNCTION shardmap._check_relation(relation regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -186,6 +186,7 @@ DECLARE
     this shardmap.verification;
     answer record;
 BEGIN
+    PERFORM shardmap._check_no_block('shardmap.run_verification');
     SELECT v.* INTO this FROM shardmap.verification v WHERE v.id = $1;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'verification % does not exist', id USING ERRCODE = 'undefined_object', HINT = 'See shardmap.verifications.';

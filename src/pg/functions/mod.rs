@@ -1,6 +1,7 @@
 //! SQL functions: a few lines each, over the core and the other modules. One file an area.
 
 pub mod alter;
+mod block;
 mod call;
 mod canary;
 pub mod export;

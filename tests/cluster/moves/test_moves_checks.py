@@ -75,3 +75,15 @@ def test_a_primary_key_that_is_ordered_differently(tenants, conn):
     assert conn.execute("SELECT count(*) FROM named WHERE tenant = %s", (tenant,)).fetchone() == (20,)
     assert tenants.on_shard(1, "SELECT count(*) FROM named WHERE tenant = %s", tenant) == [(20,)]
     conn.execute("DROP TABLE named")
+
+
+def test_procedures_that_commit_are_called_by_themselves(tenants, conn):
+    tenant = tenants.fresh(0)
+    number = plan(conn, tenant, 1)
+    (verification,) = conn.execute("SELECT shardmap.start_verification('account')").fetchone()
+    for call in (f"run_move({number})", "run_moves()", "canary()", f"run_verification({verification})", "run_repair(1, false)"):
+        name = call.split("(", 1)[0]
+        with conn.transaction(), pytest.raises(psycopg.errors.ActiveSqlTransaction, match=f"shardmap.{name[:8]}.* cannot run inside") as error:
+            conn.execute(f"CALL shardmap.{call}")
+        assert "by itself" in error.value.diag.message_hint
+    give_up(tenants, conn, number)
