@@ -153,7 +153,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM shardmap._crash_here('move_unsubscribe');
     IF shardmap._unsubscribe(job) THEN
-        PERFORM shardmap._update_move(job.id, '{"replicates": false, "verified": false, "last_error": null}');
+        PERFORM shardmap._update_move(job.id, '{"replicates": false, "last_error": null}');
         PERFORM shardmap._crash_here('move_unsubscribed');
     ELSE
         PERFORM shardmap._update_move(job.id, jsonb_build_object('last_error', format('waits: the replication slot on shard "%s" is in use', job.source)));
@@ -164,31 +164,6 @@ $$;
 COMMENT ON FUNCTION shardmap._end_replication(shardmap.move) IS 'a step of a move that replicates and needs to no more';
 REVOKE ALL ON FUNCTION shardmap._end_replication(shardmap.move) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION shardmap._end_replication(shardmap.move) TO shardmap_admin;
-
--- What came between the comparison and the flip was compared by nobody. Rows that have changed on the target since are known from
--- the log for the way back.
-CREATE FUNCTION shardmap._verify_flipped(job shardmap.move) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    moved shardmap.move_table;
-    found text;
-BEGIN
-    FOR moved IN SELECT t.* FROM shardmap.move_table t WHERE t.move = job.id ORDER BY t.position LOOP
-        SELECT string_agg(concat_ws(' ', v.finding, v.row_id, v.detail), '; ') INTO found
-          FROM shardmap._verify_move_table(job, moved, 5) v WHERE v.finding <> 'equal';
-        IF found IS NOT NULL THEN
-            RAISE EXCEPTION 'rows of table % differ on shards "%" and "%"', moved.relation, job.source, job.target
-                USING ERRCODE = 'data_corrupted', DETAIL = format('Found: %s.', found),
-                    HINT = format('Shard "%s" owns them, and nothing was deleted on shard "%s". Look for who wrote on the target, make them right there, '
-                        'and run move %s again; or take it back with shardmap.rollback_move.', job.target, job.source, job.id);
-        END IF;
-    END LOOP;
-    PERFORM shardmap._update_move(job.id, '{"verified": true, "last_error": null}');
-END
-$$;
-COMMENT ON FUNCTION shardmap._verify_flipped(shardmap.move) IS 'a step of a move that is flipped, and has replicated: compares all rows again before any is deleted';
-REVOKE ALL ON FUNCTION shardmap._verify_flipped(shardmap.move) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION shardmap._verify_flipped(shardmap.move) TO shardmap_admin;
 
 -- Else what is deleted on the source would be on the target too.
 CREATE FUNCTION shardmap._check_not_replicated(job shardmap.move) RETURNS void

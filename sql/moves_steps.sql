@@ -296,9 +296,7 @@ DECLARE
     seconds double precision := EXTRACT(epoch FROM job.flipped_at - clock_timestamp() + current_setting('shardmap.cleanup_delay')::interval);
 BEGIN
     PERFORM shardmap._crash_here('move_flipped');
-    IF job.engine = 'logical' AND NOT job.verified THEN
-        PERFORM shardmap._verify_flipped(job);
-    ELSIF shardmap._is_canary(job.id) THEN
+    IF shardmap._is_canary(job.id) THEN
         RAISE NOTICE 'move % is a canary: what becomes of it is decided by shardmap.canary', job.id;
         RETURN NULL;
     ELSIF seconds > 0 THEN
